@@ -72,7 +72,7 @@ PREFILL_ROLES = (
             Place("begin", "load_steps(step + kAhead);", before=True),
             Place("wait: slot, load later steps", "load_steps(step + kAhead);"),
             Place("wait: steps", "takes_turns() ? cp_async_wait<1>() : cp_async_wait<kAhead>();\n        __syncwarp();"),
-            Place("factors", "work.outputs_at(step) ? store_factors(slot.index) : store_state_factors(slot.index);"),
+            Place("factors", "outputs_at<kConfig>(work, step) ? store_factors(slot.index) : store_state_factors(slot.index);"),
         ),
     ),
     Role(

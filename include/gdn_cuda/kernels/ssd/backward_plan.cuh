@@ -41,7 +41,6 @@ struct SsdBackwardPlan {
         float before[kChunk], after[kChunk];  // exp(G) and exp(G_end - G)
         float decay;                          // exp(G_end)
         float D;
-        bool resets;  // whether some of before and after are 0
     };
     // What readers and writers find of a row tile, a number a token, for the gradients of δ and δA.
     struct alignas(16) Sums {

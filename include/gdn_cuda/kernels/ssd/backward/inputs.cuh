@@ -88,12 +88,9 @@ struct BackwardInputsRole : Lane {
         const auto store = [&](float(&to)[kChunk], float2 pair) { reinterpret_cast<float2*>(to)[lane] = pair; };
         store(factors.gate, gate);
         store(factors.delta, delta);
-        const float2 before = {exp2_fast(gate.x), exp2_fast(gate.y)},
-                     after = {exp2_fast(end - gate.x), exp2_fast(end - gate.y)};
-        store(factors.before, before);
-        store(factors.after, after);
-        const bool resets = __any_sync(0xffffffffu, fminf(fminf(before.x, before.y), fminf(after.x, after.y)) == 0.f);
-        if (lane == 0) factors.decay = exp2_fast(end), factors.D = D, factors.resets = resets;
+        store(factors.before, {exp2_fast(gate.x), exp2_fast(gate.y)});
+        store(factors.after, {exp2_fast(end - gate.x), exp2_fast(end - gate.y)});
+        if (lane == 0) factors.decay = exp2_fast(end), factors.D = D;
         __syncwarp();
         if (lane == 0) barrier(shared.factors_full[at.index]).arrive();
     }

@@ -40,7 +40,7 @@ struct ReadersRole : TokensRole<kConfig> {
                                         decay.y == 0.f ? 0.f : K[at + 1] * delta.y * decay.y};
                 N[at] += product.x, N[at + 1] += product.y;
                 pairs[i] = pack<kIo>(decay.x == 0.f ? 0.f : CB[at] * decay.x, decay.y == 0.f ? 0.f : CB[at + 1] * decay.y);
-                K[at] = decay.x == 0.f ? 0.f : product.x * CB[at], K[at + 1] = decay.y == 0.f ? 0.f : product.y * CB[at + 1];
+                K[at] = product.x * CB[at], K[at + 1] = product.y * CB[at + 1];
             }
             stmatrix_x4(row_vector(to, n + lane / 16), pairs[0], pairs[1], pairs[2], pairs[3]);
         }
@@ -141,8 +141,11 @@ struct ReadersRole : TokensRole<kConfig> {
             const bool hides = Base::hides(before, c);
             for (int half = 0; half < 2; ++half) c[half] = before[half] == 0.f ? 0.f : c[half] * before[half];
             this->store_row_sums(sums.read, c);
-            Base::scale_rows(dy, dy, before);
-            this->add_into_states(dC, dy, before, stage.states, factors, hides);
+            float factor[2] = {before[0], before[1]};
+            this->hide(factor, stage.states, factors.decay, hides);
+            Base::scale_rows(dy, dy, factor);
+            Base::start_into_states(dC, dy, stage.states);
+            wait_for_product(dC);
             this->finish_tile(at.index);
         }
         // N, rounded, is a left operand here, and transposed in shared memory the writers'.

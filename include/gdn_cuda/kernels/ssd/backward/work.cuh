@@ -1,7 +1,6 @@
 // A block's work, and what its roles share.
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/tile_elements.cuh>
 #include <gdn_cuda/kernels/common/matrix.cuh>
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
 #include <gdn_cuda/kernels/common/tma.cuh>
@@ -66,38 +65,19 @@ struct TokensRole : Lane {
     __device__ __forceinline__ static bool hides(const float (&factors)[2], const float (&sums)[2]) {
         return (factors[0] == 0.f && !isfinite(sums[0])) || (factors[1] == 0.f && !isfinite(sums[1]));
     }
-    // d += left right, where left has been scaled. Where a reset hides what is not finite, channel by channel, and tokens whose
-    // factor is 0 add nothing: a product of matrices would make NaN of them.
-    __device__ __forceinline__ void add_into_states(float (&d)[kStateElements], const Operand& left, const float (&factors)[2],
-                                                    const SwizzledTile* right, const Factors& of_head, bool hides) const {
-        if (of_head.resets && this->any_of_warpgroup(hides)) [[unlikely]] {
-            add_by_channel(d, left, factors, right);
-        } else {
-            start_into_states(d, left, right);
-            wait_for_product(d);
-        }
-    }
-    __device__ __forceinline__ void add_by_channel(float (&d)[kStateElements], const Operand& left, const float (&factors)[2],
-                                                   const SwizzledTile* right) const {
+    // Before a product of rows, times a factor, with states: where a reset hides what is not finite from some tokens, it is
+    // zeroed, and the factors of the others are NaN. <E, S>, which reads the states at the same time, is 0 in such a chunk.
+    __device__ __forceinline__ void hide(float (&factors)[2], SwizzledTile* states, float decay, bool hides) const {
+        if (decay != 0.f || !this->any_of_warpgroup(hides)) return;
+        for (float& factor : factors) factor = factor == 0.f ? 0.f : quiet_nan();
 #pragma unroll 1
-        for (int channel = 0; channel < kTileRows; ++channel) {
-            unsigned pairs[2] = {};
-#pragma unroll
-            for (int i = 0; i < 16; ++i)
-                if (channel / 8 == i / 2) pairs[i % 2] = left[i / 4][i % 4];
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const float2 pair = unpack<kIo>(__shfl_sync(0xffffffffu, pairs[half], lane - t + channel % 8 / 2));
-                if (factors[half] == 0.f) continue;
-                const float x = channel % 2 == 0 ? pair.x : pair.y;
-#pragma unroll
-                for (int n = 0; n < kConfig.states / 8; ++n) {
-                    const float2 state = gdn::load_pair<kIo>(right, channel, n, t);
-                    float* const to = &d[4 * n + 2 * half];
-                    to[0] = fmaf(x, state.x, to[0]), to[1] = fmaf(x, state.y, to[1]);
-                }
-            }
+        for (int i = thread; i < kConfig.state_tiles() * static_cast<int>(sizeof(SwizzledTile) / 4); i += kWarpgroup) {
+            unsigned& word = reinterpret_cast<unsigned*>(states->bytes)[i];
+            const float2 pair = unpack<kIo>(word);
+            if (!isfinite(pair.x) || !isfinite(pair.y)) word = 0;
         }
+        cutlass::arch::fence_view_async_shared();
+        this->warpgroup_sync();
     }
     // The sum over channels of x y, for each of the thread's tokens; all lanes of a token have it.
     __device__ __forceinline__ static void row_sums(float (&sums)[2], const Operand& x, const float (&y)[32]) {

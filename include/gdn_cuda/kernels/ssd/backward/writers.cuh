@@ -77,13 +77,12 @@ struct WritersRole : TokensRole<kConfig> {
             wait_for_product(dW);
             const float after[2] = {factors.after[token()], factors.after[token() + 8]};
             const float delta[2] = {factors.delta[token()], factors.delta[token() + 8]};
+#pragma unroll
+            for (int i = 0; i < 32; ++i) dW[i] = after[i / 2 % 2] == 0.f ? 0.f : dW[i] * after[i / 2 % 2];
             barrier(shared.sums_empty[at.index]).wait(at.parity ^ 1);
             float b[2];
             Base::row_sums(b, x, dW);
-            const bool hides = Base::hides(after, b);
-            for (int half = 0; half < 2; ++half) b[half] = after[half] == 0.f ? 0.f : b[half] * after[half] * delta[half];
-#pragma unroll
-            for (int i = 0; i < 32; ++i) dW[i] = after[i / 2 % 2] == 0.f ? 0.f : dW[i] * after[i / 2 % 2];
+            for (int half = 0; half < 2; ++half) b[half] = after[half] == 0.f ? 0.f : b[half] * delta[half];
             this->store_row_sums(sums.written, b);
             barrier(shared.scores_full[at.index]).wait(at.parity);
             start_tile_product<TileProduct::transposed, kIo>(dW, shared.scores[at.index], stage.dy);
@@ -96,7 +95,8 @@ struct WritersRole : TokensRole<kConfig> {
             store_dx(dW, dy, delta, factors.D, tile, stage.x);
             const float factor[2] = {after[0] * delta[0], after[1] * delta[1]};
             Base::scale_rows(x, x, factor);
-            this->add_into_states(dB, x, after, stage.gradients, factors, hides);
+            Base::start_into_states(dB, x, stage.gradients);
+            wait_for_product(dB);
             cutlass::arch::fence_view_async_shared();  // dX, before x is loaded again
             this->finish_tile(at.index);
         }
