@@ -99,6 +99,11 @@ def fused_gdn_gating(x: Any) -> tuple[Tensor, Tensor]:
     return _sigmoid(x.b).to(x.b.dtype), _log_decay(x.A_log, x.dt_bias, x.a)
 
 
+def fused_kda_gating(x: Any) -> Tensor:
+    """The logarithms of the decays of channels from raw gates a (…,Hv,dk), in fp32."""
+    return channel_log_decay(x.A_log, x.dt_bias, x.a, x.lower_bound)
+
+
 _GATES = ("a", "b", "beta", "gate", "A_log", "dt_bias")
 
 

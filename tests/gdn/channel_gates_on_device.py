@@ -9,7 +9,7 @@ import pytest
 import torch
 from devices import Device
 from helpers import rel_rms
-from kda_cases import BETAS, GATES, KEYS, decays, drawn_keys, literal, log_decays
+from kda_cases import BETAS, GATES, KEYS, decays, drawn_keys, literal, log_decays, packed_literal
 from torch import Tensor
 
 import gdn_cuda
@@ -78,11 +78,15 @@ RAW = [
 ]
 
 
-@pytest.mark.parametrize("A_log", [None, -torch.inf, -10.0, 0.0, math.log(16), math.log(201), 50.0, 70.0, 100.0])
-@pytest.mark.parametrize("lower_bound", [None, -5.0, -0.1, -200.0])
+RATES = [-torch.inf, -10.0, 0.0, math.log(16), math.log(201), 50.0, 70.0, 100.0]
+BOUNDS = [-5.0, -0.1, -200.0]
+
+
+@pytest.mark.parametrize(
+    "lower_bound, A_log",
+    [*((bound, rate) for bound in (None, *BOUNDS) for rate in RATES), *((bound, None) for bound in BOUNDS)],
+)
 def test_decays_of_raw_gates(lower_bound: float | None, A_log: float | None, device: Device) -> None:
-    if A_log is None and lower_bound is None:
-        pytest.skip("not raw")
     # 0 · ∞ is not defined, and exp(100) is finite in fp64 alone.
     only_finite = A_log == -torch.inf or (A_log == 100.0 and lower_bound is not None)
     raw = torch.tensor([x for x in RAW if not only_finite or math.isfinite(x)])[None]
@@ -193,3 +197,90 @@ def test_equal_channels_are_a_gate_for_each_head(device: Device, rng: torch.Gene
     found = recurrent(device, *x[:5], gate[..., None].expand_as(x[5]), is_qk_norm=True)
     for each, expected in zip(found, recurrent(device, *x[:5], gate, is_qk_norm=True), strict=True):
         assert rel_rms(each, expected) < 1e-6
+
+
+# ---- Everything else that recurrent_forward takes
+
+
+OFFSETS = [0, 0, 5, 5, 14, 15]
+TOKENS = 17  # the last two belong to no sequence
+
+
+def packed(rng: torch.Generator, dk: int = 24, dv: int = 16) -> tuple[dict[str, Tensor], Tensor]:
+    query, key, value, _, beta, gate = (x[0] for x in inputs((1, TOKENS), (1, 2), dk, dv, rng, "heavy", "random", 1.0))
+    state = torch.randn(len(OFFSETS) - 1, 2, dv, dk, generator=rng)
+    return {"query": query, "key": key, "value": value, "beta": beta, "gate": gate}, state
+
+
+@pytest.mark.parametrize("with_batch", [False, True])
+def test_packed_sequences(with_batch: bool, device: Device, rng: torch.Generator) -> None:
+    """Sequences of no tokens among them, in the bits that each has alone; tokens after the last have outputs of 0."""
+    x, state = packed(rng)
+    order = ("query", "key", "value", "beta", "gate")
+    q, k, v, beta, gate = (x[name][None] if with_batch else x[name] for name in order)
+    out = torch.full_like(v, torch.nan).to(device.name)
+    found, last = recurrent(device, q, k, v, state, beta, gate, cu_seqlens=torch.tensor(OFFSETS), is_qk_norm=True, out=out)
+    expected, states = packed_literal(x | {"decay": decays(x["gate"])}, OFFSETS, state, norm=True)
+    assert rel_rms(found.view(expected.shape), expected) < OUTPUT_BOUND[torch.float32] and not found.flatten()[-64:].any()
+    assert rel_rms(last, states) < STATE_BOUND and torch.equal(last[0], state[0])
+    first, end = OFFSETS[3:5]
+    alone = [x[name][None, first:end] for name in order]
+    output, after = recurrent(device, *alone[:3], state[3:4], *alone[3:], is_qk_norm=True)
+    assert torch.equal(output[0], found.view(expected.shape)[first:end]) and torch.equal(after[0], last[3])
+
+
+def strided(x: Tensor) -> Tensor:
+    """The same values with another dimension contiguous, and gaps."""
+    wide = torch.stack([x.transpose(-1, -2)] * 2, -1)
+    return wide.contiguous()[..., 0].transpose(-1, -2)
+
+
+def test_strides_and_dtypes(device: Device, rng: torch.Generator) -> None:
+    """Views of any strides, gates of every dtype, states in [K, V], and a last state in a view of fp16."""
+    x = inputs((2, 4), (2, 4), 24, 16, rng, "bounded", "random", 1.0)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x[5] = x[5].to(dtype)
+        last = strided(torch.full_like(x[3], torch.nan, dtype=torch.float16).to(device.name))
+        views = [strided(y.to(device.name)) for y in x]
+        assert views[5].stride(-1) != 1
+        found = recurrent(device, *views, is_qk_norm=True, final_state=last)
+        expected = recurrent(device, *x, is_qk_norm=True)
+        assert torch.equal(found[0], expected[0]) and torch.equal(last.cpu(), expected[1].half())
+
+
+def test_states_after_every_token(device: Device, rng: torch.Generator) -> None:
+    """Of a verify, and the next from the states that were accepted; sequences without a state start from zeros."""
+    x = inputs((3, 4), (1, 2), 24, 16, rng, "channel reset", "random", 1.0)
+    starts = torch.tensor([True, False, True])
+    mode = gdn_cuda.InferenceMode.SPEC_VERIFY
+    output, steps = recurrent(device, *x, is_qk_norm=True, inference_mode=mode, has_initial_state=starts)
+    state = x[3] * starts[:, None, None, None]
+    expected, states = literal(*x[:3], x[4], decays(x[5]), state, norm=True)
+    assert rel_rms(output, expected) < OUTPUT_BOUND[torch.float32] and rel_rms(steps, states) < STATE_BOUND
+    accepted = torch.tensor([0, 2, 4])
+    more = {"is_qk_norm": True, "inference_mode": mode, "num_accepted_tokens": accepted}
+    output, after = recurrent(device, *x[:3], steps, *x[4:], **more)
+    chosen = steps[torch.arange(3), accepted.clamp(min=1) - 1]
+    again = recurrent(device, *x[:3], chosen, *x[4:], is_qk_norm=True)
+    assert torch.equal(output, again[0]) and torch.equal(after[:, -1], again[1])
+
+
+def test_more_heads_of_query(device: Device, rng: torch.Generator) -> None:
+    query, _, _, state, beta, gate = inputs((1, 5), (4, 4), 24, 16, rng, "bounded", "random", 1.0)
+    _, key, value, *_ = inputs((1, 5), (2, 2), 24, 16, rng, "none", "random", 1.0)
+    output, last = recurrent(device, query, key, value, state, beta, gate, is_qk_norm=True)
+    expected, states = literal(query, key, value.repeat_interleave(2, -2), beta, decays(gate), state, norm=True)
+    assert rel_rms(output, expected) < OUTPUT_BOUND[torch.float32] and rel_rms(last, states[:, -1]) < STATE_BOUND
+
+
+@pytest.mark.parametrize("lower_bound", [None, -5.0])
+def test_gates_of_a_layer(lower_bound: float | None, device: Device, rng: torch.Generator) -> None:
+    """Raw gates in bf16 beside rows in bf16, and logits of betas up to 2."""
+    query, key, value, state, logits, gate = inputs((2, 9), (2, 2), 64, 24, rng, "none", "random", 0.0)
+    gate, logits = torch.randn(gate.shape, generator=rng).bfloat16(), torch.randn(logits.shape, generator=rng).bfloat16()
+    raw = {"A_log": torch.randn(2, generator=rng), "dt_bias": torch.randn(2, 64, generator=rng), "lower_bound": lower_bound}
+    rows = [y.bfloat16() for y in (query, key, value)]
+    more = {"beta_is_logit": True, "allow_negative_eigenvalues": True, "is_qk_norm": True}
+    output, last = recurrent(device, *rows, state, logits, gate, **raw, **more)
+    expected, states = literal(*rows, 2 * logits.double().sigmoid(), decays(gate, **raw), state, norm=True)
+    assert rel_rms(output, expected) < OUTPUT_BOUND[torch.bfloat16] and rel_rms(last, states[:, -1]) < STATE_BOUND

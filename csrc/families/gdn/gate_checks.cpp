@@ -27,17 +27,6 @@ Scalars check_channel_gate(const Checks& check, const char* argument, const View
     return {tagged(view), lead ? view.stride(0) : 0, view.stride(lead), view.stride(lead + 1)};
 }
 
-Tagged check_channel_bias(const Checks& check, const View& bias, const Sequences& s) {
-    GDN_REQUIRE(check, bias.same_shape({s.heads, s.dk}) || bias.same_shape({s.heads * s.dk}), "dt_bias",
-                fmt::format("({0}, dk) = {1}, or flat ({2},)", s.has_more_queries() ? "Hq" : "Hv", shape_text({s.heads, s.dk}),
-                            s.heads * s.dk),
-                shape_text(bias));
-    dtype_beside(check, "dt_bias", bias, s.io);
-    check.device("dt_bias", bias, s.query, s.names.query);
-    check.last_contiguous("dt_bias", bias);
-    return tagged(bias);
-}
-
 ChannelGate form_of(const DecayTensors& x) {
     if (x.lower_bound) return ChannelGate::bounded;
     if (x.A_log.defined()) return ChannelGate::softplus;
@@ -45,6 +34,22 @@ ChannelGate form_of(const DecayTensors& x) {
 }
 
 }  // namespace
+
+void check_bound(const Checks& check, const std::optional<double>& lower_bound) {
+    GDN_REQUIRE(check, !lower_bound || (*lower_bound < 0 && std::isfinite(static_cast<float>(2 * *lower_bound))), "lower_bound",
+                "a finite number below 0, or None", fmt::format("{}", *lower_bound));
+}
+
+ChannelBias check_channel_bias(const Checks& check, const View& bias, int64_t heads, int64_t dk, DType io, const View& like,
+                               const char* like_name) {
+    if (!bias.defined()) return {};
+    GDN_REQUIRE(check, bias.same_shape({heads, dk}) || bias.same_shape({heads * dk}), "dt_bias",
+                fmt::format("(heads, dk) = {}, or flat ({},)", shape_text({heads, dk}), heads * dk), shape_text(bias));
+    dtype_beside(check, "dt_bias", bias, io);
+    check.device("dt_bias", bias, like, like_name);
+    check.last_contiguous("dt_bias", bias);
+    return {tagged(bias), bias.rank == 2 ? bias.stride(0) : dk};
+}
 
 void check_decay(const Checks& check, GdnCall& call, const Sequences& s, const DecayTensors& x, GatePer per) {
     const int channel_rank = s.value.rank + (s.unit_batch ? 1 : 0);
@@ -70,23 +75,21 @@ void check_decay(const Checks& check, GdnCall& call, const Sequences& s, const D
                 fmt::format("None, as {} is {}, a gate for each head", x.name, layout_of(s, false)),
                 fmt::format("{}", *x.lower_bound));
     GDN_REQUIRE(check, !(raw && x.is_linear), "gate_is_linear", fmt::format("False with {}", made_raw_by), "True");
-    GDN_REQUIRE(check, !x.lower_bound || (*x.lower_bound < 0 && std::isfinite(static_cast<float>(2 * *x.lower_bound))),
-                "lower_bound", "a finite number below 0, or None", fmt::format("{}", *x.lower_bound));
+    check_bound(check, x.lower_bound);
     GDN_REQUIRE(check, raw || !x.dt_bias.defined(), "dt_bias",
                 channels ? "None without A_log and lower_bound" : "None without A_log", "a tensor");
     if (x.A_log.defined()) call.A_log = check_per_head(check, "A_log", x.A_log, s);
-    if (x.dt_bias.defined())
-        call.dt_bias = channels ? check_channel_bias(check, x.dt_bias, s) : check_per_head(check, "dt_bias", x.dt_bias, s);
     if (!channels) {
+        if (x.dt_bias.defined()) call.dt_bias = check_per_head(check, "dt_bias", x.dt_bias, s);
         call.forms.gate = raw ? GateForms::raw : x.is_linear ? GateForms::decay : GateForms::log_decay;
         return;
     }
+    const ChannelBias bias = check_channel_bias(check, x.dt_bias, s.heads, s.dk, s.io, s.query, s.names.query);
+    call.dt_bias = bias.values;
     call.channels = {.form = form_of(x),
                      .lower_bound = static_cast<float>(x.lower_bound.value_or(0)),
                      .channel = x.gate.stride(-1),
-                     .bias_head = !x.dt_bias.defined()  ? 0
-                                  : x.dt_bias.rank == 2 ? x.dt_bias.stride(0)
-                                                        : s.dk};
+                     .bias_head = bias.head};
 }
 
 }  // namespace gdn_cuda::gdn

@@ -22,4 +22,13 @@ struct DecayTensors {
 // call's gate, A_log, dt_bias, channels and forms.gate.
 void check_decay(const Checks& check, GdnCall& call, const Sequences& sequences, const DecayTensors& x, GatePer per);
 
+// The parts of it that gates of channels without a call have too. dt_bias: (heads, dk), or flat.
+void check_bound(const Checks& check, const std::optional<double>& lower_bound);
+struct ChannelBias {
+    Tagged values;
+    int64_t head;  // stride
+};
+ChannelBias check_channel_bias(const Checks& check, const View& dt_bias, int64_t heads, int64_t dk, DType io, const View& like,
+                               const char* like_name);
+
 }  // namespace gdn_cuda::gdn

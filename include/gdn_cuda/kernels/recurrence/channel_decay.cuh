@@ -18,9 +18,9 @@ __device__ __forceinline__ float channel_softplus(float x) {
 template <ChannelGate kForm>
 struct ChannelDecay {
     // Above e^60, exp(A_log) may overflow, or make a decay of a softplus below 2^-126.
-    static constexpr float kLargestPlainRateLog = 60.f, kLargest = 3.40282347e38f;
+    static constexpr float kLargestPlainRateLog = 60.f;
 
-    float rate;  // softplus: -exp(A_log) log2(e); bounded: exp(A_log) log2(e), finite so that 0 times it is 0
+    float rate;  // softplus: -exp(A_log) log2(e); bounded: -exp(A_log)
     float bound;
     float rate_log;
 
@@ -28,7 +28,7 @@ struct ChannelDecay {
     __device__ __forceinline__ ChannelDecay(float A_log, float lower_bound) : rate(0.f), bound(0.f), rate_log(A_log) {
         if constexpr (kForm == ChannelGate::softplus) rate = -expf(A_log) * kLog2E;
         if constexpr (kForm == ChannelGate::bounded) {
-            rate = at_most(expf(A_log) * kLog2E, kLargest);
+            rate = -bounded_rate(A_log);
             bound = lower_bound * kLog2E;
         }
     }
@@ -41,7 +41,8 @@ struct ChannelDecay {
             if (rate_log > kLargestPlainRateLog) return exp2_fast(gate_by_logarithm(rate_log, x, soft) * kLog2E);
             return exp2_fast(rate * soft);
         }
-        if constexpr (kForm == ChannelGate::bounded) return exp2_fast(bound * reciprocal_fast(1.f + exp2_fast(-rate * x)));
+        if constexpr (kForm == ChannelGate::bounded)
+            return exp2_fast(bound * reciprocal_fast(1.f + exp2_fast(rate * x * kLog2E)));
         return x;
     }
 };
