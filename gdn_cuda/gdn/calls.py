@@ -15,10 +15,7 @@ _PACKED_GATES = "beta, gate: N Hv f32; state: B Hv dv dk f32; cu_seqlens: B+1 i3
 CALLS = {
     "fused_decode": typical(AXES | {"B": 64, "T": 1}, f"{_ROWS}; {_DECODE}", f"{_PACKED}; {_DECODE_PACKED}"),
     "recurrent_forward": typical(
-        AXES | {"B": 16, "T": 4, "N": 64},
-        f"{_ROWS}; state: B Hv dv dk f32; {_GATES}",
-        f"{_PACKED}; {_PACKED_GATES}",
-        f"{_ROWS}; state: B Hv dv dk f32; beta: B T Hv f32; gate: B T Hv dk; A_log: Hv f32; dt_bias: Hv dk f32",
+        AXES | {"B": 16, "T": 4, "N": 64}, f"{_ROWS}; state: B Hv dv dk f32; {_GATES}", f"{_PACKED}; {_PACKED_GATES}"
     ),
     "chunked_forward": typical(
         AXES,

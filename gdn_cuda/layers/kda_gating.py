@@ -98,7 +98,7 @@ typical_call(
     fused_kda_gating,
     {"B": 1, "T": 8192, "N": 8192, "Hv": 32, "dk": 128},
     "A_log: Hv f32; dt_bias: Hv dk f32; a: B T Hv dk",
-    "A_log: Hv f32; dt_bias: Hv dk f32; a: N Hv dk; lower_bound = -5.0",
+    "A_log: Hv f32; dt_bias: Hv dk f32; a: N Hv dk",
 )
 
 

@@ -127,8 +127,7 @@ std::tuple<Tensor, Tensor> gates_of_channels(const Tensor& query, const Tensor& 
                                                        .gates = {.A_log = A_log, .dt_bias = dt_bias},
                                                        .bound = {.lower_bound = lower_bound}});
     return {std::get<0>(by_token),
-            gdn_cuda::fused_kda_gating(
-                {.a = gate, .A_log = A_log, .dt_bias = dt_bias, .bound = {.lower_bound = lower_bound}})};
+            gdn_cuda::fused_kda_gating({.a = gate, .A_log = A_log, .dt_bias = dt_bias, .bound = {.lower_bound = lower_bound}})};
 }
 
 Tensor chunked_summary(const Tensor& key, const Tensor& value, const Tensor& beta, const Tensor& gate,
