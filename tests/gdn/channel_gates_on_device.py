@@ -9,7 +9,7 @@ import pytest
 import torch
 from devices import Device
 from helpers import rel_rms
-from kda_cases import BETAS, GATES, KEYS, decays, drawn_keys, literal, log_decays, packed_literal
+from kda_cases import BETAS, GATES, KEYS, agrees, decays, drawn_keys, literal, log_decays, packed_literal
 from torch import Tensor
 
 import gdn_cuda
@@ -24,14 +24,6 @@ def recurrent(device: Device, *tensors: Tensor | None, **options: Any) -> tuple[
     with device.only("gdn/recurrent_any"):
         output, state = gdn_cuda.recurrent_forward(*there, **options)
     return output.cpu(), state.cpu()
-
-
-def agrees(found: Tensor, expected: Tensor, bound: float) -> bool:
-    """Within the bound where both are finite, and not finite at the same elements."""
-    wrong = ~expected.isfinite()
-    return (
-        torch.equal(~found.isfinite(), wrong) and rel_rms(found.masked_fill(wrong, 0), expected.masked_fill(wrong, 0)) < bound
-    )
 
 
 # ---- A channel's decay: with beta 0, the state diag(1) becomes diag(decay)

@@ -83,6 +83,13 @@ def packed_literal(x: dict[str, Tensor], offsets: list[int], state: Tensor | Non
     return output, last
 
 
+def agrees(found: Tensor, expected: Tensor, bound: float) -> bool:
+    """Within the bound where both are finite, by relative RMS or below fp32's range, and not finite at the same elements."""
+    wrong = ~expected.isfinite()
+    error = (found.double() - expected).masked_fill(wrong, 0).norm()
+    return torch.equal(~found.isfinite(), wrong) and bool(error <= bound * expected.masked_fill(wrong, 0).norm() + 1e-30)
+
+
 def log_decays(kind: str, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     """Gates (…,T,H,dk) in fp32, of one of GATES."""
     x = torch.randn(*shape, generator=rng)
