@@ -26,7 +26,7 @@ PreparedKdaGating prepare_kda_gating(const FusedKdaGating& x) {
     check.last_contiguous("a", a);
     GDN_REQUIRE(check, rates.defined() || bound, "A_log", "a tensor without lower_bound", "None");
     gdn::check_bound(check, bound);
-    const int64_t heads = a.size(-2), dk = a.size(-1);
+    const int64_t heads = check.count("a", "heads", a.size(-2)), dk = check.count("a", "channels", a.size(-1));
     if (rates.defined()) check_head_parameter(check, "A_log", rates, heads, io, a);
     const gdn::ChannelBias channel_bias = gdn::check_channel_bias(check, bias, heads, dk, io, a, "a");
 
