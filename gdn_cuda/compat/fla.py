@@ -1,4 +1,5 @@
-"""FLA's functions of the Gated Delta Net and its layer, as in fla-core and flash-linear-attention 0.6.0, with gradients.
+"""FLA's functions of the Gated Delta Net and its layer, as in fla-core and flash-linear-attention 0.6.0, with gradients, and of
+Kimi Delta Attention (`fla_kda`).
 
     from gdn_cuda.compat.fla import GatedDeltaNet, chunk_gated_delta_rule
 
@@ -9,7 +10,6 @@ computed by chunks.
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -19,7 +19,9 @@ from ..gdn.by_token import by_token
 from ..operators.caller import in_words_of_caller
 from ..operators.dtypes import state_dtype
 from ..operators.schema import refuse
+from .fla_arguments import betas, layout, states
 from .fla_conv import causal_conv1d
+from .fla_kda import fused_kda_gate, fused_recurrent_kda, naive_recurrent_kda
 from .fla_layer import GatedDeltaNet
 
 __all__ = [
@@ -29,8 +31,11 @@ __all__ = [
     "causal_conv1d",
     "chunk_gated_delta_rule",
     "chunk_gdn",
+    "fused_kda_gate",
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gdn",
+    "fused_recurrent_kda",
+    "naive_recurrent_kda",
 ]
 if TYPE_CHECKING:
     from .fla_context import FLACPContext, build_cp_context
@@ -87,18 +92,18 @@ def chunk_gated_delta_rule(
     sequence begins, and a final one is 0 where it goes on.
     """
     function = "chunk_gated_delta_rule"
-    v_first = _layout(function, state_v_first, others)
+    v_first = layout(function, state_v_first, others)
     if chunk_size not in _CHUNK_SIZES:
         refuse(function, "chunk_size", "16, 32 or 64", chunk_size)
     raw = _raw_gates(function, g, use_gate_in_kernel, A_log, dt_bias)
-    gates = raw | _betas(function, v, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    call: dict[str, Any] = gates | {"state": _states(initial_state, v_first), "cu_seqlens": cu_seqlens, "scale": scale}
+    gates = raw | betas(function, v, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    call: dict[str, Any] = gates | {"state": states(initial_state, v_first), "cu_seqlens": cu_seqlens, "scale": scale}
     call |= {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": bool(output_final_state)}
     if cp_context is not None:
         output, state = _on_ranks(function, cp_context, q, k, v, call)
     else:
         output, state = chunked_forward(q, k, v, **call, state_dtype=state_dtype(v))
-    return output, _states(state, v_first)
+    return output, states(state, v_first)
 
 
 def _on_ranks(
@@ -146,41 +151,24 @@ def fused_recurrent_gated_delta_rule(
     column, are refused.
     """
     function = "fused_recurrent_gated_delta_rule"
-    v_first = _layout(function, state_v_first, others)
+    v_first = layout(function, state_v_first, others)
     for name, given in (("gk", gk), ("gv", gv)):
         if given is not None:
             refuse(function, name, "None, as a head has one gate for all columns", "a tensor")
     if use_gate_in_kernel and g is None:
         refuse(function, "g", "raw gates with use_gate_in_kernel", None)
     raw = _raw_gates(function, g, use_gate_in_kernel, A_log, dt_bias)
-    gates = raw | _betas(function, v, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    state = _states(initial_state, v_first)
+    gates = raw | betas(function, v, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    state = states(initial_state, v_first)
     gates |= {"state": None if state is None else state.to(state_dtype(v)), "cu_seqlens": cu_seqlens, "scale": scale}
     more: dict[str, Any] = {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": bool(output_final_state)}
     output, after = by_token(q, k, v, **gates, **more)
-    return output, _states(after, v_first)
+    return output, states(after, v_first)
 
 
 # FLA has these names, too.
 chunk_gdn = chunk_gated_delta_rule
 fused_recurrent_gdn = fused_recurrent_gated_delta_rule
-
-
-def _states(state: Tensor | None, v_first: bool) -> Tensor | None:
-    """Converts between FLA's layout and ours, (N, HV, V, K), in either direction."""
-    return state if state is None or v_first else state.mT
-
-
-def _layout(function: str, v_first: bool, others: dict[str, Any]) -> bool:
-    """Whether V is first in states, of a call that may have keywords that FLA has removed."""
-    if "head_first" in others:
-        refuse(function, "head_first", "no value, as tensors are (B, T, H, ...)", others["head_first"])
-    if "transpose_state_layout" not in others:
-        return v_first
-    if v_first:
-        refuse(function, "transpose_state_layout", "no value beside state_v_first", others["transpose_state_layout"])
-    warnings.warn("transpose_state_layout is deprecated; its name is state_v_first", DeprecationWarning, stacklevel=4)
-    return bool(others["transpose_state_layout"])
 
 
 def _raw_gates(function: str, g: Tensor | None, are_raw: bool, A_log: Tensor | None, dt_bias: Tensor | None) -> dict[str, Any]:
@@ -189,11 +177,3 @@ def _raw_gates(function: str, g: Tensor | None, are_raw: bool, A_log: Tensor | N
     if A_log is None:
         refuse(function, "A_log", "a tensor (HV,) with use_gate_in_kernel", None)
     return {"gate": g, "A_log": A_log, "dt_bias": dt_bias}
-
-
-def _betas(function: str, v: Tensor, beta: Tensor | None, is_logit: bool, twice: bool) -> dict[str, Any]:
-    if twice and not is_logit:
-        refuse(function, "allow_neg_eigval", "False without use_beta_sigmoid_in_kernel", twice)
-    if beta is None and is_logit:
-        beta = v.new_ones(v.shape[:-1])  # FLA's default, whose sigmoid it takes
-    return {"beta": beta, "beta_is_logit": is_logit, "allow_negative_eigenvalues": twice}

@@ -47,6 +47,24 @@ def recurrent(
     return make
 
 
+def recurrent_channels(
+    packed: bool = False, raw: bool = True, linear: bool = False, **more: Any
+) -> Callable[[int, int, int], Arguments]:
+    """A gate for every channel of the key."""
+
+    def make(B: int, T: int, seed: int) -> Arguments:
+        inputs = gdn(B, T, seed, packed)
+        gate = random(*inputs["value"].shape[:-1], DK, seed=seed + 1, dtype=torch.bfloat16 if raw else torch.float32)
+        if raw:
+            bias = random(HV, DK, seed=seed + 2)
+            inputs |= {"dt_bias": bias.flatten() if packed else bias, "beta_is_logit": True}
+        else:
+            gate = gate.sigmoid() if linear else -gate.abs()
+        return inputs | {"gate": gate, "gate_is_linear": linear} | more
+
+    return make
+
+
 # ---- fused_decode
 
 
@@ -286,6 +304,13 @@ def _cases() -> Iterator[Case]:
     yield Case("recurrent-accepted", gdn_cuda.recurrent_forward, recurrent(verify, steps=3))
     packed_verify = recurrent(verify, packed=True, state=bf16, steps=4)
     yield Case("recurrent-accepted-packed", gdn_cuda.recurrent_forward, packed_verify, packed=True)
+
+    rates, forward = random(HV, seed=1), gdn_cuda.recurrent_forward
+    yield Case("recurrent-channels", forward, recurrent_channels(raw=False))
+    linear = recurrent_channels(raw=False, linear=True, inference_mode=verify)
+    yield Case("recurrent-channels-linear", forward, linear)
+    yield Case("recurrent-channels-raw", forward, recurrent_channels(A_log=rates, is_qk_norm=True))
+    yield Case("recurrent-channels-bound", forward, recurrent_channels(packed=True, lower_bound=-5.0), packed=True)
 
     yield Case("decode", gdn_cuda.fused_decode, decode())
     yield Case("decode-no-indices", gdn_cuda.fused_decode, decode("none", pool=bf16, use_qk_l2norm=False, scale=0.1))

@@ -74,16 +74,19 @@ def recurrent_forward(device: str) -> Iterator[Case]:
     for batch in (1, 16, 64) if device == "cuda" else (1,):
         for tokens in (1, 2, 4, 8):
             yield Case(f"16/32 B={batch} T={tokens} fp32 state", partial(_recurrent_work, device, batch, tokens))
+        for tokens in (1, 8):
+            work = partial(_recurrent_work, device, batch, tokens, key_heads=32, channels=(HEAD,))
+            yield Case(f"32/32 with gates of channels B={batch} T={tokens} fp32 state", work)
 
 
-def _recurrent_work(device: str, batch: int, tokens: int) -> Work:
+def _recurrent_work(device: str, batch: int, tokens: int, key_heads: int = 16, channels: tuple[int, ...] = ()) -> Work:
     from ..runtime import package as gdn_cuda
 
-    x = projections(device, batch, tokens, key_heads=16, value_heads=32)
+    x = projections(device, batch, tokens, key_heads=key_heads, value_heads=32)
     x |= {
         "state": normal(batch, 32, HEAD, HEAD, device=device, dtype=torch.float32),
         "beta": torch.rand(batch, tokens, 32, device=device).bfloat16(),
-        "gate": -torch.rand(batch, tokens, 32, device=device),
+        "gate": -torch.rand(batch, tokens, 32, *channels, device=device),
     }
 
     step = partial(gdn_cuda.recurrent_forward, inference_mode=gdn_cuda.InferenceMode.DECODE)

@@ -31,10 +31,10 @@ def _transposed(state: Tensor) -> Tensor:
 # ---- FLA 0.6: Triton. States are (dk, dv)
 
 
-def _fla(name: str) -> Any:
+def _fla(name: str, module: str = "gated_delta_rule") -> Any:
     # By default FLA calls FlashQLA, if it is installed, for chunk_gated_delta_rule: the table would have one library twice.
     os.environ["FLA_DISABLE_BACKEND_DISPATCH"] = "1"
-    return import_peer("fla.ops.gated_delta_rule", name)
+    return import_peer(f"fla.ops.{module}", name)
 
 
 def fla_decode(x: Inputs) -> Peer:
@@ -66,6 +66,8 @@ def fla_decode(x: Inputs) -> Peer:
 
 
 def fla_recurrent(x: Inputs) -> Peer:
+    if x["gate"].dim() == x["value"].dim():  # a gate for every channel
+        return _chunked_or_recurrent(_fla("fused_recurrent_kda", "kda"), x)
     return _chunked_or_recurrent(_fla("fused_recurrent_gated_delta_rule"), x)
 
 

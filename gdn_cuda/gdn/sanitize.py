@@ -188,6 +188,17 @@ def recurrent_any() -> None:
             gdn_cuda.chunked_forward(**on_pool(x | odd | {"state": states}), checkpoint_every=64)
             grouped = x | {"query": torch.cat([x["query"], x["key"]], dim=-2), "value": x["value"][..., :2, :]}
             gdn_cuda.recurrent_forward(**grouped, is_qk_norm=True)
+            gates_of_channels(x)
+
+
+def gates_of_channels(x: dict[str, Any]) -> None:
+    """In every form, with what a channel's gate may be."""
+    tokens, (heads, dk) = x["value"].shape[:-2], (x["value"].shape[-2], x["key"].shape[-1])
+    gate = draw(*tokens, heads, dk).abs().neg()
+    gate.view(-1)[::7], gate.view(-1)[::11], gate.view(-1)[::64] = -torch.inf, -1e8, torch.nan
+    parameters = {"A_log": draw(heads), "dt_bias": draw(heads, dk)}
+    for form in ({}, {"gate_is_linear": True}, parameters, parameters | {"lower_bound": -5.0}, {"lower_bound": -5.0}):
+        gdn_cuda.recurrent_forward(**(x | {"gate": gate} | form), is_qk_norm=True)
 
 
 @sanitizes("chunk_gates", "move_states")

@@ -8,12 +8,14 @@ Wrong input raises ValueError, which names function, argument, expected and got,
 from .conv_split_l2norm import conv_split_l2norm
 from .decode_layer import gdn_decode_layer
 from .gating import fused_gdn_gating
+from .kda_gating import fused_kda_gating
 from .mamba2_decode_layer import mamba2_decode_layer
 from .prefill_layer import gdn_prefill_layer
 from .rms_norm_gated import rms_norm_gated
 
 __all__ = [
     "fused_gdn_gating",
+    "fused_kda_gating",
     "conv_split_l2norm",
     "rms_norm_gated",
     "gdn_decode_layer",

@@ -15,6 +15,7 @@ from ..operators.calls import typical_call
 from ..operators.dtypes import state_dtype
 from ..operators.examples import Arguments, example, random
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
+from . import kda_gating
 
 _NAME = "fused_gdn_gating"
 
@@ -108,3 +109,4 @@ typical_call(
 def _sanitized() -> None:
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         fused_gdn_gating(draw(7), draw(7), draw(300, 7, dtype=dtype), draw(300, 7, dtype=dtype), is_var_len=True)
+    kda_gating.run_small()

@@ -44,6 +44,17 @@ struct GDN_HOLDS_TENSORS FusedGdnGating {
 // (beta, gate)
 std::tuple<Tensor, Tensor> fused_gdn_gating(const FusedGdnGating& arguments);
 
+// The logarithm of every channel's decay; without A_log its exponential is 1.
+struct GDN_HOLDS_TENSORS FusedKdaGating {
+    static constexpr const char* name = "fused_kda_gating";
+    Given a;
+    OptionalTensor A_log = {}, dt_bias = {};
+    GateBound bound = {};
+
+    GDN_FIELDS(a, A_log, dt_bias, bound)
+};
+Tensor fused_kda_gating(const FusedKdaGating& arguments);
+
 // z and a: with LayerLayout::split. conv_pool: (slots, C, columns), state_pool: (slots, heads_v, dv, dk).
 struct GDN_HOLDS_TENSORS GdnDecodeLayer {
     static constexpr const char* name = "gdn_decode_layer";

@@ -75,7 +75,7 @@ TEST_F(Explained, CallsLaunchWhatTheyAreExplainedToLaunch) {
                 const GdnCall args{.sequences = 3, .heads = 4, .dv = 64};
                 Recurrent::run({3, 5, 4, 128, 64, DType::f16, DType::bf16, aligned}, args, target);
             });
-        compare([](const Target& target) { layers::Gating::run({9, 8, DType::f32, true}, {.rows = 9, .heads = 8}, target); });
+        compare([](const Target& target) { layers::Gating::run({9, 8, DType::f32, true}, {.rows = 9, .columns = 8}, target); });
         compare([](const Target& target) { ComputeO::run({2, 4, 128, 64, DType::f32, true}, {.heads = 4}, 6, target); });
         compare([](const Target& target) {
             PrefillMma::run({2, 100, 4, 192, 96, DType::bf16, DType::f32}, {.sequences = 2, .heads = 4, .dv = 96}, target);

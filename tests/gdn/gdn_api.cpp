@@ -115,6 +115,21 @@ std::tuple<Tensor, Tensor, Tensor> raw_gates(const Tensor& query, const Tensor& 
             gdn_cuda::chunked_summary({.key = key, .value = value, .beta = beta, .gate = gate, .gates = gates})};
 }
 
+// With a gate for every channel of the key, by token; and its logarithms.
+std::tuple<Tensor, Tensor> gates_of_channels(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta,
+                                             const Tensor& gate, const Tensor& A_log, const Tensor& dt_bias,
+                                             double lower_bound) {
+    const auto by_token = gdn_cuda::recurrent_forward({.query = query,
+                                                       .key = key,
+                                                       .value = value,
+                                                       .beta = beta,
+                                                       .gate = gate,
+                                                       .gates = {.A_log = A_log, .dt_bias = dt_bias},
+                                                       .bound = {.lower_bound = lower_bound}});
+    return {std::get<0>(by_token),
+            gdn_cuda::fused_kda_gating({.a = gate, .A_log = A_log, .dt_bias = dt_bias, .bound = {.lower_bound = lower_bound}})};
+}
+
 Tensor chunked_summary(const Tensor& key, const Tensor& value, const Tensor& beta, const Tensor& gate,
                        const OptionalTensor& cu_seqlens) {
     return gdn_cuda::chunked_summary({.key = key, .value = value, .beta = beta, .gate = gate, .cu_seqlens = cu_seqlens});
@@ -156,6 +171,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
     m.def(
         "raw_gates(Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor A_log, Tensor dt_bias, "
         "Tensor(a!) pool, Tensor slots) -> (Tensor, Tensor, Tensor)");
+    m.def(
+        "gates_of_channels(Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor A_log, Tensor dt_bias, "
+        "float lower_bound) -> (Tensor, Tensor)");
     m.def("decode_without_pool(Tensor x) -> Tensor");
 }
 
@@ -169,5 +187,6 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda_api, CompositeExplicitAutograd, m) {
     m.impl("chunked_summary", TORCH_BOX(&chunked_summary));
     m.impl("fold_states", TORCH_BOX(&fold_states));
     m.impl("raw_gates", TORCH_BOX(&raw_gates));
+    m.impl("gates_of_channels", TORCH_BOX(&gates_of_channels));
     m.impl("decode_without_pool", TORCH_BOX(&decode_without_pool));
 }

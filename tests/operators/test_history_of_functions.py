@@ -256,6 +256,14 @@ def sequences() -> Arguments:
     return {name: y for name, y in x.items() if name not in ("conv_pool", "state_pool", "state_indices")}
 
 
+KDA_GATE = {"g": (2, 3, 4, 5), "A_log": (4,), "dt_bias": (20,)}
+
+
+def kda_rule() -> Arguments:
+    x = by_name(q=(2, 3, 2, 5), k=(2, 3, 2, 5), v=(2, 3, 4, 6), g=(2, 3, 4, 5), beta=(2, 3, 4), initial_state=(2, 4, 5, 6))
+    return x | {"g": -x["g"].abs(), "output_final_state": True}
+
+
 def griffin(**x: Tensor) -> Any:
     module = SimpleNamespace(num_attention_heads=2, block_width=3, recurrent_states=None, **x)
     activations = module.__dict__.pop("activations")
@@ -399,6 +407,12 @@ CALLS: dict[Function, list[Call]] = {
     ],
     fla_names.chunk_gated_delta_rule: [call_of(fla_names.chunk_gated_delta_rule, rule)],
     fla_names.fused_recurrent_gated_delta_rule: [call_of(fla_names.fused_recurrent_gated_delta_rule, rule)],
+    fla_names.fused_kda_gate: [
+        call_of(fla_names.fused_kda_gate, lambda bound=bound: by_name(**KDA_GATE) | {"lower_bound": bound})
+        for bound in (None, -5.0)
+    ],
+    fla_names.fused_recurrent_kda: [call_of(fla_names.fused_recurrent_kda, kda_rule, (), "recurrent_forward")],
+    fla_names.naive_recurrent_kda: [call_of(fla_names.naive_recurrent_kda, kda_rule)],
     attention_gym.chunk_gdn: [call_of(attention_gym.chunk_gdn, gym_rule)],
     recurrent_gemma.rglru_forward: [call_of(griffin, griffin_arguments)],
     flashinfer.chunk_gated_delta_rule: [call_of(flashinfer.chunk_gated_delta_rule, flashinfer_prefill, (), "chunked_forward")],

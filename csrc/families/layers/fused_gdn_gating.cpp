@@ -39,10 +39,10 @@ PreparedGating prepare_gating(const FusedGdnGating& x) {
     args.b_token = b.stride(-2);
     args.rows = check.count("a", "tokens", heads == 0 ? 0 : a.numel() / heads);
     args.tokens = check.count("a", "tokens", a.size(-2));
-    args.heads = check.count("a", "heads", heads);
+    args.columns = check.count("a", "heads", heads);
     args.one_batch =
         args.rows == args.tokens || (args.a_batch == args.tokens * args.a_token && args.b_batch == args.tokens * args.b_token);
-    prepared.problem = {.rows = args.rows, .heads = args.heads, .io = io, .aligned = a.aligned16() && b.aligned16()};
+    prepared.problem = {.rows = args.rows, .columns = args.columns, .io = io, .aligned = a.aligned16() && b.aligned16()};
     return prepared;
 }
 

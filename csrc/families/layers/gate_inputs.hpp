@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <utility>
 
 #include "../../operators/float64.hpp"
 
@@ -13,6 +12,15 @@ struct GateInputs {
     View A_log, dt_bias, a, b;
 };
 
+// A parameter with a value for each head.
+inline void check_head_parameter(const Checks& check, const char* argument, const View& view, int64_t heads, DType io,
+                                 const View& a) {
+    check.shape(argument, view, {heads}, "(Hv,)");
+    dtype_beside(check, argument, view, io);
+    check.device(argument, view, a, "a");
+    check.last_contiguous(argument, view);
+}
+
 // Checks all but the shape of a. Returns the dtype of a.
 inline DType check_gate_inputs(const Checks& check, const GateInputs& x) {
     const auto& [A_log, dt_bias, a, b] = x;
@@ -21,12 +29,8 @@ inline DType check_gate_inputs(const Checks& check, const GateInputs& x) {
     const DType io = check.number("a", a);
     check.dtype("b", b, {io});
     check.device("b", b, a, "a");
-    for (const auto& [argument, view] : {std::pair{"A_log", &A_log}, std::pair{"dt_bias", &dt_bias}}) {
-        check.shape(argument, *view, {a.size(-1)}, "(Hv,)");
-        dtype_beside(check, argument, *view, io);
-        check.device(argument, *view, a, "a");
-        check.last_contiguous(argument, *view);
-    }
+    check_head_parameter(check, "A_log", A_log, a.size(-1), io, a);
+    check_head_parameter(check, "dt_bias", dt_bias, a.size(-1), io, a);
     return io;
 }
 

@@ -138,6 +138,15 @@ def test_raw_gates(api: Any, rows: tuple[Tensor, ...]) -> None:
     assert torch.equal(summary, gdn_cuda.chunked_summary(key, value, beta, gate, **gates))
 
 
+def test_gates_of_channels(api: Any, rows: tuple[Tensor, ...]) -> None:
+    query, key, value, beta, _ = (x[:, :3] for x in rows)
+    gate, A_log, dt_bias = torch.randn(2, 3, 4, 16).bfloat16(), torch.randn(4), torch.randn(4, 16)
+    raw = {"A_log": A_log, "dt_bias": dt_bias, "lower_bound": -5.0}
+    output, gates = api.gates_of_channels(query, key, value, beta, gate, A_log, dt_bias, -5.0)
+    assert torch.equal(output, gdn_cuda.recurrent_forward(query, key, value, None, beta, gate, **raw)[0])
+    assert torch.equal(gates, gdn_cuda.fused_kda_gating(a=gate, **raw))
+
+
 def test_more_heads_of_query_than_of_value(api: Any, rows: tuple[Tensor, ...]) -> None:
     query, key, value, beta, gate = (x[:, :66] for x in rows)
     given = query.repeat(1, 1, 2, 1), key, value[:, :, :2], beta, gate

@@ -61,7 +61,7 @@ def decode(**changes: Any) -> tuple[Any, ...]:
     return tuple(arguments[name] for name in Schema.of("fused_decode").arguments)
 
 
-PLAIN = (None, None, False, False, False, None, None)  # log decays, every state read, no buffers
+PLAIN = (None, None, False, False, False, None, None, None)  # log decays, every state read, no buffers
 
 
 def cumsum(x: Tensor, offsets: Tensor | None = None) -> tuple[Any, ...]:
@@ -109,6 +109,8 @@ REFUSED = {
     "cumsum-batch": ("chunk_local_cumsum_bf16", cumsum(read(1, 1), read(WRAPS, dtype=INT)), "input"),
     "gating-tokens": ("fused_gdn_gating", (read(1), read(1), read(1, WRAPS, 1), read(1, WRAPS, 1)), "a"),
     "gating-no-batch": ("fused_gdn_gating", (read(1), read(1), read(0, WRAPS, 1), read(0, WRAPS, 1)), "a"),
+    "kda-gating-tokens": ("fused_kda_gating", (read(0, WRAPS, 1, 1), read(1), None, None), "a"),
+    "kda-gating-channels": ("fused_kda_gating", (read(1, 2**16, 2**16), read(2**16), None, None), "a"),
     "columns-of-slots": ("fused_decode", decode(state_indices=read(1, WRAPS, dtype=INT)), "state_indices"),
     "slots": ("fused_decode", decode(state_pool=written(WRAPS, 1, 8, 8), state_indices=read(1, dtype=INT)), "state_pool"),
     "step-rows": (
