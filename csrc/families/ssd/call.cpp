@@ -190,7 +190,7 @@ SsdChunkTable Inputs::table(SsdCheckpointsArgs args) {
     return {.chunks = args.chunks, .first = args.first, .first_row = args.first_row, .first_before = args.first_before};
 }
 ChunkSteps* Inputs::prepare_scan(SsdArgs& args, i64 blocks, int padded_states) {
-    SsdStepsArgs steps = prepared.steps;
+    SsdStepsLaunch steps{prepared.steps};
     if (!prepared.deterministic)
         args.segments.count = ssd_segments(blocks * args.pass_count, args.sequences, args.tokens,
                                            args.cu_seqlens.data != nullptr, jit::device_traits(target.ordinal).multiprocessors);

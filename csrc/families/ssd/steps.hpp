@@ -9,7 +9,7 @@
 namespace gdn_cuda::ssd {
 
 struct Steps {
-    GDN_KERNEL(Steps, ssd, steps, SsdStepsConfig, SsdStepsArgs, "Mamba-2's steps and decays: 16 heads of a chunk a block",
+    GDN_KERNEL(Steps, ssd, steps, SsdStepsConfig, SsdStepsLaunch, "Mamba-2's steps and decays: 16 heads of a chunk a block",
                .starts_early = true);
 
     static constexpr std::array kConfigurations = {Config{.heads = 16}};

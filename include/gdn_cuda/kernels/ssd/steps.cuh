@@ -74,7 +74,7 @@ __device__ __forceinline__ bool is_reset(const SsdStepsArgs& args, const SlotWor
 }
 
 template <int kThreads>
-__device__ __forceinline__ void clear_counters(const SsdStepsArgs& args) {
+__device__ __forceinline__ void clear_counters(const SsdStepsLaunch& args) {
     const i64 blocks = static_cast<i64>(gridDim.x) * gridDim.y;
     for (i64 i = (static_cast<i64>(blockIdx.y) * gridDim.x + blockIdx.x) * kThreads + threadIdx.x; i < args.counter_count;
          i += blocks * kThreads)
@@ -82,7 +82,7 @@ __device__ __forceinline__ void clear_counters(const SsdStepsArgs& args) {
 }
 
 template <SsdStepsConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads()) steps(const __grid_constant__ SsdStepsArgs args) {
+__global__ void __launch_bounds__(kConfig.threads()) steps(const __grid_constant__ SsdStepsLaunch args) {
     const int slot = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32,
               head = static_cast<int>(blockIdx.y) * kConfig.heads + threadIdx.x / 32;
     wait_on_dependent_grids();

@@ -57,7 +57,9 @@ struct SsdStepsArgs {
     int sequences = 0, tokens = 0, heads = 0, slots = 0;
     const SsdChunk* chunks = nullptr;  // (slots,): where these are told, those of a slot
     ChunkSteps* steps = nullptr;       // (slot, head)
-    unsigned* counters = nullptr;      // of the kernel that follows: zeroed
+};
+struct SsdStepsLaunch : SsdStepsArgs {
+    unsigned* counters = nullptr;  // of the kernel that follows: zeroed
     i64 counter_count = 0;
 };
 

@@ -138,12 +138,9 @@ struct ReadersRole : TokensRole<kConfig> {
             const float before[2] = {factors.before[token()], factors.before[token() + 8]};
             float c[2];
             Base::row_sums(c, dy, read);
-            const bool hides = Base::hides(before, c);
             for (int half = 0; half < 2; ++half) c[half] = before[half] == 0.f ? 0.f : c[half] * before[half];
             this->store_row_sums(sums.read, c);
-            float factor[2] = {before[0], before[1]};
-            this->hide(factor, stage.states, factors.decay, hides);
-            Base::scale_rows(dy, dy, factor);
+            Base::scale_rows(dy, dy, before);
             Base::start_into_states(dC, dy, stage.states);
             wait_for_product(dC);
             this->finish_tile(at.index);

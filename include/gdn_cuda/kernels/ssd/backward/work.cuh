@@ -61,24 +61,6 @@ struct TokensRole : Lane {
                 scaled[step][i] = pack<kIo>(v.x * factors[i % 2], v.y * factors[i % 2]);
             }
     }
-    // Whether a factor of 0 is to be a select: its row's sum shows an infinity or NaN that the product with states multiplies.
-    __device__ __forceinline__ static bool hides(const float (&factors)[2], const float (&sums)[2]) {
-        return (factors[0] == 0.f && !isfinite(sums[0])) || (factors[1] == 0.f && !isfinite(sums[1]));
-    }
-    // Before a product of rows, times a factor, with states: where a reset hides what is not finite from some tokens, it is
-    // zeroed, and the factors of the others are NaN. <E, S>, which reads the states at the same time, is 0 in such a chunk.
-    __device__ __forceinline__ void hide(float (&factors)[2], SwizzledTile* states, float decay, bool hides) const {
-        if (decay != 0.f || !this->any_of_warpgroup(hides)) return;
-        for (float& factor : factors) factor = factor == 0.f ? 0.f : quiet_nan();
-#pragma unroll 1
-        for (int i = thread; i < kConfig.state_tiles() * static_cast<int>(sizeof(SwizzledTile) / 4); i += kWarpgroup) {
-            unsigned& word = reinterpret_cast<unsigned*>(states->bytes)[i];
-            const float2 pair = unpack<kIo>(word);
-            if (!isfinite(pair.x) || !isfinite(pair.y)) word = 0;
-        }
-        cutlass::arch::fence_view_async_shared();
-        this->warpgroup_sync();
-    }
     // The sum over channels of x y, for each of the thread's tokens; all lanes of a token have it.
     __device__ __forceinline__ static void row_sums(float (&sums)[2], const Operand& x, const float (&y)[32]) {
         sums[0] = sums[1] = 0.f;

@@ -82,7 +82,7 @@ struct WritersRole : TokensRole<kConfig> {
             barrier(shared.sums_empty[at.index]).wait(at.parity ^ 1);
             float b[2];
             Base::row_sums(b, x, dW);
-            for (int half = 0; half < 2; ++half) b[half] = after[half] == 0.f ? 0.f : b[half] * delta[half];
+            for (int half = 0; half < 2; ++half) b[half] *= delta[half];
             this->store_row_sums(sums.written, b);
             barrier(shared.scores_full[at.index]).wait(at.parity);
             start_tile_product<TileProduct::transposed, kIo>(dW, shared.scores[at.index], stage.dy);
