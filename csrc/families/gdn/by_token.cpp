@@ -8,6 +8,10 @@
 namespace gdn_cuda::gdn {
 namespace {
 
+bool has_channel_gates(const GdnCall& args) {
+    return args.channels.form != ChannelGate::none;
+}
+
 // The shapes that gdn/decode and gdn/verify require.
 bool is_regular(const Prepared& prepared) {
     const Sequences& sequences = prepared.sequences;
@@ -20,29 +24,30 @@ bool is_decode(const Prepared& prepared) {
     const GdnCall& args = prepared.args;
     const bool with_gates = args.gate.values.data != nullptr && args.beta.values.data != nullptr;
     const bool by_log = args.forms.gate == GateForms::log_decay && !args.forms.beta_is_logit;
+    const bool fits = has_channel_gates(args) || (with_gates && (by_log || args.forms.fused()));
     return is_regular(prepared) && args.tokens == 1 && args.steps.data == nullptr && args.accepted.data == nullptr &&
-           args.last.data != nullptr && args.last_slots.data == nullptr && args.has_initial == nullptr && with_gates &&
-           (by_log || args.forms.fused());
+           args.last.data != nullptr && args.last_slots.data == nullptr && args.has_initial == nullptr && fits;
 }
 
 std::string explain_by_token(const Prepared& prepared) {
     const GdnCall& args = prepared.args;
-    if (args.channels.form != ChannelGate::none) return "a gate for every channel of the key: gdn/recurrent_any";
+    const char* rest =
+        has_channel_gates(args) ? "gdn/recurrent_any, which has code for a gate of every channel" : "gdn/recurrent";
     if (!prepared.sequences.plain())
         return "float32, rows with gaps, head dimensions that are no multiples of 8, or more heads of query than of value: "
                "gdn/recurrent_any";
     if (!prepared.plain_states) return "states that are float16, of two dtypes, or not contiguous: gdn/recurrent_any";
     if (is_decode(prepared)) return "one token a sequence, one state read and one written: gdn/decode";
-    if (args.parents.data != nullptr) return "a tree of tokens: gdn/recurrent";
-    if (prepared.sequences.packed()) return fmt::format("{} packed sequences: gdn/recurrent", args.sequences);
+    if (args.parents.data != nullptr) return fmt::format("a tree of tokens: {}", rest);
+    if (prepared.sequences.packed()) return fmt::format("{} packed sequences: {}", args.sequences, rest);
     if (args.outputs == 0) return "a summary, without outputs: gdn/recurrent";
     if (!is_regular(prepared))
         return fmt::format(
             "gdn/decode and gdn/verify have no code for this dk, for rows that do not start on 16 bytes, or for more than {} "
-            "sequences: gdn/recurrent",
-            kMaxGridYZ);
-    return fmt::format("{} tokens of {} sequences: gdn/verify for up to {}, else gdn/recurrent", args.tokens, args.sequences,
-                       kMostVerifyTokens);
+            "sequences: {}",
+            kMaxGridYZ, rest);
+    return fmt::format("{} tokens of {} sequences: gdn/verify for up to {}, else {}", args.tokens, args.sequences,
+                       kMostVerifyTokens, rest);
 }
 
 DecodeArgs decode_args(const GdnCall& args) {
@@ -69,7 +74,9 @@ DecodeArgs decode_args(const GdnCall& args) {
             .state_in = args.initial.data,
             .state_out = args.last.data,
             .state_in_slot = args.initial.slot,
-            .state_out_slot = args.last.slot};
+            .state_out_slot = args.last.slot,
+            .channels = args.channels,
+            .forms = args.forms};
 }
 
 RecurrentAnyArgs recurrent_any_args(const Prepared& prepared) {
@@ -94,9 +101,7 @@ void run_by_token(const Prepared& prepared, const char* function) {
     const Target target = target_of(function, sequences.query);
     if (target.is_explained()) [[unlikely]]
         remark(explain_by_token(prepared));
-    const bool one_gate = args.channels.form == ChannelGate::none;
-    if (!(sequences.plain() && prepared.plain_states && one_gate))
-        return RecurrentAny::run(recurrent_any_args(prepared), target);
+    if (!(sequences.plain() && prepared.plain_states)) return RecurrentAny::run(recurrent_any_args(prepared), target);
     if (is_decode(prepared)) {
         const DecodeProblem problem{.sequences = sequences.count,
                                     .heads = args.heads,
@@ -104,13 +109,16 @@ void run_by_token(const Prepared& prepared, const char* function) {
                                     .dv = args.dv,
                                     .io = sequences.io,
                                     .state = prepared.state_type,
-                                    .fused_gates = args.forms.fused()};
+                                    .fused_gates = args.forms.fused(),
+                                    .channel_gates = has_channel_gates(args)};
         return Decode::run(problem, decode_args(args), target);
     }
     auto verify = problem_of<VerifyProblem>(prepared, sequences.tokens);
     verify.keeps_states = args.steps.data != nullptr;
+    verify.channel_gates = has_channel_gates(args);
     if (is_regular(prepared) && args.tokens > 0 && args.tokens <= kMostVerifyTokens && args.parents.data == nullptr)
         return Verify::run(verify, args, target);
+    if (has_channel_gates(args)) return RecurrentAny::run(recurrent_any_args(prepared), target);
     auto problem = problem_of<RecurrentProblem>(prepared, sequences.mean_tokens());
     problem.aligned = prepared.aligned;
     Recurrent::run(problem, args, target);
