@@ -1,5 +1,5 @@
-"""fused_decode with a gate for every channel of the key against the recurrence in fp64: gdn/decode, gdn/verify, and
-gdn/recurrent_any for what they have no code for."""
+"""fused_decode with a gate for every channel of the key against the recurrence in fp64: gdn/decode, gdn/verify, gdn/recurrent,
+and gdn/recurrent_any for what they have no code for."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_a_tree(device: Device, rng: torch.Generator) -> None:
     parents = torch.tensor([[-1, 0, 0, 1, -1], [-1, -1, 1, 2, 0]])
     steps = torch.full((B, T, *x["state_pool"].shape[1:]), 7.0)
     x |= {"step_states": steps, "step_slots": torch.arange(B), "parents": parents}
-    output, after = decode(device, x, "gdn/recurrent_any")
+    output, after = decode(device, x, "gdn/recurrent")
     tokens = ("query", "key", "value", "a", "b")
     for n in range(B):
         for t in range(T):
@@ -285,7 +285,7 @@ def test_packed_sequences(device: Device, rng: torch.Generator) -> None:
     for packed in ({name: x[name][0] for name in tokens}, {}):  # (N, …) and (1, N, …)
         call = x | packed | {"cu_seqlens": torch.tensor(offsets), "state_indices": torch.tensor([2, 0, 1, -1])}
         call["state_pool"] = torch.randn(4, *x["state_pool"].shape[1:], generator=rng)
-        output, after = decode(device, call, "gdn/recurrent_any")
+        output, after = decode(device, call, "gdn/recurrent")
         output = output.view(x["value"].shape)
         for first, last, slot in ((0, 2, 2), (2, 3, 1)):
             alone = x | {name: x[name][:, first:last] for name in tokens}

@@ -31,23 +31,21 @@ bool is_decode(const Prepared& prepared) {
 
 std::string explain_by_token(const Prepared& prepared) {
     const GdnCall& args = prepared.args;
-    const char* rest =
-        has_channel_gates(args) ? "gdn/recurrent_any, which has code for a gate of every channel" : "gdn/recurrent";
     if (!prepared.sequences.plain())
         return "float32, rows with gaps, head dimensions that are no multiples of 8, or more heads of query than of value: "
                "gdn/recurrent_any";
     if (!prepared.plain_states) return "states that are float16, of two dtypes, or not contiguous: gdn/recurrent_any";
     if (is_decode(prepared)) return "one token a sequence, one state read and one written: gdn/decode";
-    if (args.parents.data != nullptr) return fmt::format("a tree of tokens: {}", rest);
-    if (prepared.sequences.packed()) return fmt::format("{} packed sequences: {}", args.sequences, rest);
+    if (args.parents.data != nullptr) return "a tree of tokens: gdn/recurrent";
+    if (prepared.sequences.packed()) return fmt::format("{} packed sequences: gdn/recurrent", args.sequences);
     if (args.outputs == 0) return "a summary, without outputs: gdn/recurrent";
     if (!is_regular(prepared))
         return fmt::format(
             "gdn/decode and gdn/verify have no code for this dk, for rows that do not start on 16 bytes, or for more than {} "
-            "sequences: {}",
-            kMaxGridYZ, rest);
-    return fmt::format("{} tokens of {} sequences: gdn/verify for up to {}, else {}", args.tokens, args.sequences,
-                       kMostVerifyTokens, rest);
+            "sequences: gdn/recurrent",
+            kMaxGridYZ);
+    return fmt::format("{} tokens of {} sequences: gdn/verify for up to {}, else gdn/recurrent", args.tokens, args.sequences,
+                       kMostVerifyTokens);
 }
 
 DecodeArgs decode_args(const GdnCall& args) {
@@ -118,9 +116,9 @@ void run_by_token(const Prepared& prepared, const char* function) {
     verify.channel_gates = has_channel_gates(args);
     if (is_regular(prepared) && args.tokens > 0 && args.tokens <= kMostVerifyTokens && args.parents.data == nullptr)
         return Verify::run(verify, args, target);
-    if (has_channel_gates(args)) return RecurrentAny::run(recurrent_any_args(prepared), target);
     auto problem = problem_of<RecurrentProblem>(prepared, sequences.mean_tokens());
     problem.aligned = prepared.aligned;
+    problem.channel_gates = has_channel_gates(args);
     Recurrent::run(problem, args, target);
 }
 

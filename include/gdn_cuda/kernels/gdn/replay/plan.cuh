@@ -27,6 +27,7 @@ struct ReplayConfig {
     GDN_HOST_DEVICE constexpr int stages() const { return !exact_k || !aligned ? 0 : tokens > 8 ? 1 : 2; }
     // Blocks per SM: with this bound no register spills, and shared memory has room for as many blocks.
     GDN_HOST_DEVICE constexpr int blocks_at_least() const {
+        if (channel_gates) return tokens <= 8 ? 3 : 2;
         return exact_k && aligned && tokens <= 8 && layout().per_lane <= 16 ? 4 : 3;
     }
     GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / layout().lanes * kRowsPerThread; }

@@ -29,7 +29,8 @@ struct VerifyConfig {
     }
     GDN_HOST_DEVICE constexpr int parts() const { return layout().lanes / lanes(); }
     GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / lanes() * rows_per_thread; }
-    // Blocks per SM: with this bound no register spills, and shared memory has room for as many blocks.
+    // Blocks per SM: with this bound no register spills, and shared memory has room for as many blocks, with gates of channels
+    // for one less.
     GDN_HOST_DEVICE constexpr int blocks_at_least() const { return head_k > 128 ? 3 : 4; }
 };
 
