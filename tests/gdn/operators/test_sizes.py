@@ -62,7 +62,7 @@ def decode(**changes: Any) -> tuple[Any, ...]:
     return tuple(arguments[name] for name in Schema.of("fused_decode").arguments)
 
 
-PLAIN = (None, None, False, False, False, None, None)  # log decays, every state read, no buffers
+PLAIN = (None, None, False, False, False, None, None, None)  # log decays, every state read, no buffers
 
 
 def cumsum(x: Tensor, offsets: Tensor | None = None) -> tuple[Any, ...]:
