@@ -83,6 +83,9 @@ def recurrent() -> None:
     gdn_cuda.recurrent_forward(**padded(64, 64, 9), inference_mode=gdn_cuda.InferenceMode.SPEC_VERIFY)
     for x in hostile(64, 64):
         gdn_cuda.recurrent_forward(**x, inference_mode=gdn_cuda.InferenceMode.SPEC_VERIFY)
+    for x in (packed(96, 40), packed(40, 72), *hostile(64, 64)):  # a gate for every channel of the key
+        channels = draw(*x["gate"].shape, x["key"].shape[-1])
+        gdn_cuda.recurrent_forward(**(x | {"gate": channels}), lower_bound=-5.0)
 
 
 @sanitizes("gdn/prefill")
