@@ -111,6 +111,24 @@ def decode(
     return make
 
 
+def channel_gates(make: Callable[[int, int, int], Arguments], **more: Any) -> Callable[[int, int, int], Arguments]:
+    """The call with a gate for every channel of the key."""
+
+    def changed(B: int, T: int, seed: int) -> Arguments:
+        inputs = make(B, T, seed)
+        dk = inputs["query"].shape[-1]
+        bias = random(*inputs["b"].shape[-1:], dk, seed=seed + 6)
+        gates = {"a": random(*inputs["b"].shape, dk, seed=seed + 5, dtype=torch.bfloat16), "dt_bias": bias}
+        return inputs | gates | more
+
+    return changed
+
+
+def decode_log_decays(B: int, T: int, seed: int) -> Arguments:
+    inputs = channel_gates(decode(steps=True), A_log=None, dt_bias=None)(B, T, seed)
+    return inputs | {"a": -inputs["a"].abs().float()}
+
+
 def decode_steps_and_last(B: int, T: int, seed: int) -> Arguments:
     """States after every token to step_states, and the last one to the pool, except that of the first sequence."""
     inputs = decode(steps=True)(B, T, seed)
@@ -323,6 +341,12 @@ def _cases() -> Iterator[Case]:
     yield Case("decode-tree", gdn_cuda.fused_decode, decode_tree)
     yield Case("decode-step-states-packed", gdn_cuda.fused_decode, decode(packed=True, steps=True, pool=bf16), packed=True)
 
+    yield Case("decode-channels", gdn_cuda.fused_decode, channel_gates(decode(), lower_bound=-5.0))
+    unbounded = channel_gates(decode("token", packed=True, pool=bf16))
+    yield Case("decode-channels-verify-packed", gdn_cuda.fused_decode, unbounded, packed=True)
+    yield Case("decode-channels-tree", gdn_cuda.fused_decode, channel_gates(decode_tree, A_log=None, lower_bound=-0.5))
+    yield Case("decode-channels-log-decays", gdn_cuda.fused_decode, decode_log_decays)
+
     yield Case("chunked", gdn_cuda.chunked_forward, chunked())
     yield Case("chunked-no-state", gdn_cuda.chunked_forward, chunked(state=None, use_qk_l2norm=True))
     yield Case("chunked-to-bf16", gdn_cuda.chunked_forward, chunked(state_dtype=bf16, checkpoint_every=CHUNK))
@@ -345,6 +369,7 @@ def _cases() -> Iterator[Case]:
 
     yield Case("replay", gdn_cuda.replay_decode, replay_examples.later_call)
     yield Case("replay-first-call", gdn_cuda.replay_decode, replay_examples.first_call)
+    yield Case("replay-channels", gdn_cuda.replay_decode, replay_examples.channel_gates)
     yield Case("replay-packed", gdn_cuda.replay_decode, replay_examples.packed, packed=True)
 
     yield Case("mn-major-fp32", gdn_cuda.transpose_to_mn_major, mn_major(fp32))

@@ -33,6 +33,11 @@ def fused_decode(device: str) -> Iterator[Case]:
                 kind = f"{_name(dtype)} state"
                 work = partial(decode_work, device, batch, 1, *heads, dtype)
                 yield Case(f"{heads[0]}/{heads[1]} B={batch} {kind}", work, kind=kind)
+    for batch in (1, 64, 256) if device == "cuda" else (1,):
+        for dtype in STATES:
+            kind = f"{_name(dtype)} state"
+            work = partial(decode_work, device, batch, 1, 32, 32, dtype, channels=True)
+            yield Case(f"32 B={batch} gate per channel {kind}", work, kind=kind)
     for batch, tokens in VERIFIED if device == "cuda" else ():
         for dtype in STATES:
             kind = f"{_name(dtype)} state"
@@ -40,17 +45,27 @@ def fused_decode(device: str) -> Iterator[Case]:
             yield Case(f"16/32 B={batch} T={tokens} {kind}", work, kind=kind)
 
 
-def decode_work(device: str, batch: int, tokens: int, key_heads: int, value_heads: int, state_dtype: torch.dtype) -> Work:
-    """With several tokens, plain verify: the state after each token goes to a slot of its own."""
+def decode_work(
+    device: str,
+    batch: int,
+    tokens: int,
+    key_heads: int,
+    value_heads: int,
+    state_dtype: torch.dtype,
+    channels: bool = False,
+) -> Work:
+    """With several tokens, plain verify: the state after each token goes to a slot of its own. `channels`: with a gate for
+    every channel of the key."""
     from ..runtime import package as gdn_cuda
 
     x = projections(device, batch, tokens, key_heads=key_heads, value_heads=value_heads)
+    gates = (value_heads, HEAD) if channels else (value_heads,)
     slots = batch * tokens
     x |= {
-        "a": normal(batch, tokens, value_heads, device=device),
+        "a": normal(batch, tokens, *gates, device=device),
         "b": normal(batch, tokens, value_heads, device=device),
         "A_log": normal(value_heads, device=device, dtype=torch.float32),
-        "dt_bias": normal(value_heads, device=device, dtype=torch.float32),
+        "dt_bias": normal(*gates, device=device, dtype=torch.float32),
         "state_pool": normal(slots, value_heads, HEAD, HEAD, device=device, dtype=state_dtype),
         "out": torch.empty(batch, tokens, value_heads, HEAD, device=device, dtype=torch.bfloat16),
     }

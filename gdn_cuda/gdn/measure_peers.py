@@ -37,10 +37,16 @@ def _fla(name: str, module: str = "gated_delta_rule") -> Any:
     return import_peer(f"fla.ops.{module}", name)
 
 
+def _require_gate_per_head(x: Inputs) -> None:
+    if x["a"].dim() > x["b"].dim():
+        raise Absent("it takes a gate for each head")
+
+
 def fla_decode(x: Inputs) -> Peer:
     """Its kernel computes l2 norm, gates and sigmoid; every call writes a new state."""
     if x["state_indices"].dim() == 2:
         raise Absent("its verify has another operator")
+    _require_gate_per_head(x)
     if x["state_pool"].dtype != torch.float32:
         raise Absent("the states it writes are fp32")
     recurrent = _fla("fused_recurrent_gated_delta_rule")
@@ -107,6 +113,7 @@ def flashqla_chunked(x: Inputs) -> Peer:
 
 def flashinfer_decode(x: Inputs) -> Peer:
     """With several tokens, it writes states to a buffer instead of slots."""
+    _require_gate_per_head(x)
     verifies = x["state_indices"].dim() == 2
     pool, slots = x["state_pool"].clone(), x["state_indices"]
     arguments: dict[str, Any] = {

@@ -82,19 +82,32 @@ def _sanitized() -> None:
     for (io, state), (dk, dv), steps in product(types, ((128, 128), (96, 40), (256, 72), (40, 8)), (5, 16)):
         for packed in (False, True):
             _sanitized_call(io, state, dk, dv, steps, sequences=5, packed=packed)
-    _sanitized_call(torch.bfloat16, torch.float32, 128, 128, 4, sequences=60, packed=False)  # several row steps per block
+    for channels in (False, True):  # several row steps per block
+        _sanitized_call(torch.bfloat16, torch.float32, 128, 128, 4, sequences=60, packed=False, channel_gates=channels)
+    for dk, dv in ((96, 40), (40, 8)):
+        _sanitized_call(torch.float16, torch.bfloat16, dk, dv, 16, sequences=5, packed=True, channel_gates=True)
 
 
-def _sanitized_call(io: torch.dtype, state: torch.dtype, dk: int, dv: int, steps: int, sequences: int, packed: bool) -> None:
+def _sanitized_call(
+    io: torch.dtype,
+    state: torch.dtype,
+    dk: int,
+    dv: int,
+    steps: int,
+    sequences: int,
+    packed: bool,
+    channel_gates: bool = False,
+) -> None:
     lengths = (sequences * steps,) if packed else (sequences, steps)
     pool = draw(sequences + 2, 4, dv, dk, dtype=state)
-    buffers = replay_buffers(pool, steps, 2, dtype=io)
+    buffers = replay_buffers(pool, steps, 2, dtype=io, channel_gates=channel_gates)
     buffers.keys.normal_(), buffers.updates.normal_(), buffers.decays.fill_(0.5), buffers.banks.bernoulli_()
     query = draw(*lengths, 2, dk + 1, dtype=io)[..., dk % 16 // 8 :][..., :dk]  # unaligned if dk is an odd multiple of 8
     slots = hostile.hostile_indices(sequences)
     slots[::2] = torch.arange(slots[::2].shape[0], device="cuda")
     offsets = torch.tensor([0, *hostile.INDICES], device="cuda") if packed else None
-    gates = (draw(*lengths, 4), draw(*lengths, 4), draw(4), draw(4))
+    channels = (dk,) if channel_gates else ()
+    gates = (draw(*lengths, 4, *channels), draw(*lengths, 4), draw(4), draw(4, *channels))
     accepted = verify.hostile_counts(sequences)
     valid = {name: count % (steps + 1) for name, count in accepted.items()}
     for counts in (accepted, valid):

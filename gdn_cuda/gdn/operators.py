@@ -251,8 +251,8 @@ def fused_decode(
     value: Tensor,
     a: Tensor,
     b: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
     state_pool: Tensor,
     state_indices: Tensor | None = None,
     *,
@@ -268,6 +268,7 @@ def fused_decode(
     scale: float | None = None,
     use_qk_l2norm: bool = True,
     allow_negative_eigenvalues: bool = False,
+    lower_bound: float | None = None,
     replay: ReplayBuffers | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -276,10 +277,13 @@ def fused_decode(
     Formula:
         beta, gate = fused_gdn_gating(A_log, dt_bias, a, b);  q, k = query, key, each divided by √(Σ x² + 1e-6)
         S ← exp(gate)·S        v' = beta·(v − S k)        S ← S + v' kᵀ        output = scale · S q
+        with a gate for every channel of the key (Kimi Delta Attention): S ← S·diag(exp(gate)) first
 
     Shapes:
         query, key, value: as in `recurrent_forward`
-        a, b: (…, Hv); A_log, dt_bias: (Hv,); as in `fused_gdn_gating`
+        a, b: (…, Hv); A_log, dt_bias: (Hv,); as in `fused_gdn_gating`; dt_bias None is 0. With (…, Hv, dk), a has a value for
+          every channel of the key; then dt_bias is (Hv, dk), flat, or None, and without A_log and lower_bound a is the
+          logarithm of the decay
         state_pool: (slots, Hv, dv, dk), fp32, bf16 or fp16, of any strides: fastest where each slot is contiguous
         state_indices: (B,), or (B, T) for speculative verify; int32 or int64; None: sequence n has slot n
         num_accepted_tokens, step_slots: (B,), int32 or int64
@@ -294,6 +298,8 @@ def fused_decode(
         scale: dk^-0.5 if None
         use_qk_l2norm: False: q and k are used as they are
         allow_negative_eigenvalues: whether beta is twice the sigmoid
+        lower_bound: below 0, for a gate of every channel: gate = lower_bound·σ(exp(A_log)·(a + dt_bias)), in which A_log
+          None makes the exponential 1
         replay: buffers from `replay_buffers`, for speculative verify that writes one state per call
         out: where the output is written; None allocates it
 
@@ -309,6 +315,7 @@ def fused_decode(
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay reads the indices' current values.
 
     Edge cases:
+        A gate of −∞ is an exact reset, of a channel for its column of the state.
         A slot to read that is negative or equal to `null_slot` skips the sequence: its output is zero, and no slot is read or
         written. A slot to write that is negative or equal to `null_slot` is not written.
         A slot past the pool raises IndexError on CPU tensors. On a GPU, where the host cannot check it without waiting, nothing

@@ -153,6 +153,14 @@ def gates_of_call(x: Any) -> tuple[Tensor, Tensor]:
     return beta, gate
 
 
+def raw_gates_of_call(x: Any) -> tuple[Tensor, Tensor]:
+    """(beta, logarithm of the decay) of a call with the projections a and b, a for heads or for channels."""
+    beta = _sigmoid(x.b) * beta_factor(x)
+    if x.a.dim() == x.b.dim():
+        return beta, _log_decay(x.A_log, torch.zeros_like(x.A_log) if x.dt_bias is None else x.dt_bias, x.a)
+    return beta, channel_log_decay(x.A_log, x.dt_bias, x.a, x.lower_bound) if is_raw(x) else x.a
+
+
 def gradients_of_gates(
     x: Any, gate: Tensor, d_beta: Tensor, d_gate: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -347,8 +355,8 @@ def fused_decode(x: Any) -> Tensor:
     indices, slots, targets = decode_slots(x)
     per_token = indices.dim() == 2
     active = is_slot(slots, x.null_slot)
-    beta = _sigmoid(x.b) * beta_factor(x)
-    gate, start = _log_decay(x.A_log, x.dt_bias, x.a), _initial(gather_states(pool, slots, active), x.has_initial_state)
+    beta, gate = raw_gates_of_call(x)
+    start = _initial(gather_states(pool, slots, active), x.has_initial_state)
     inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)
     if x.parents is not None:
         output = _tree(x, beta, gate, start, lengths, active)

@@ -15,7 +15,7 @@ from ..operators.result_size import check_result_size
 from ..operators.schema import refuse, require_tensor, require_tensors
 from ..operators.state_slots import check_slots, is_slot
 from . import reference as gdn
-from .reference_operators import _log_decay, _packed, _sigmoid, _zero_inactive, beta_factor, lengths_of
+from .reference_operators import _packed, _zero_inactive, lengths_of, raw_gates_of_call
 
 MOST_STEPS = 16
 ROWS_PER_BANK = 8
@@ -33,19 +33,23 @@ class ReplayBuffers(NamedTuple):
     banks: Tensor
 
 
-def replay_buffers(state_pool: Tensor, steps: int, heads_k: int, *, dtype: torch.dtype = torch.bfloat16) -> ReplayBuffers:
+def replay_buffers(
+    state_pool: Tensor, steps: int, heads_k: int, *, dtype: torch.dtype = torch.bfloat16, channel_gates: bool = False
+) -> ReplayBuffers:
     """Buffers for `fused_decode(…, replay=buffers)` on a pool, with no tokens in them.
 
     Formula:
-        bytes of a slot = steps · (2 · Hk · dk · size of dtype + 4 · Hv · dv + 8 · Hv) + 4 · Hv · ⌈dv / 8⌉
+        bytes of a slot = steps · (2 · Hk · dk · size of dtype + 4 · Hv · dv + 8 · Hv) + 4 · Hv · ⌈dv / 8⌉; with channel_gates,
+        8 · Hv · dk in place of 8 · Hv
 
     Shapes:
         state_pool: (slots, Hv, dv, dk)
         steps: S, 1 to 16: the most tokens of a sequence in a call
         heads_k: Hk
         dtype: of query and key
-        keys: (slots, 2, S, Hk, dk), dtype; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv), fp32; both are fp64
-          with a dtype of fp64
+        channel_gates: whether calls have a gate for every channel of the key
+        keys: (slots, 2, S, Hk, dk), dtype; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv), with channel_gates
+          (slots, 2, S, Hv, dk), fp32; both are fp64 with a dtype of fp64
         banks: (slots, Hv, ⌈dv / 8⌉), fp32: 0 or 1
 
     Edge cases:
@@ -70,7 +74,7 @@ def replay_buffers(state_pool: Tensor, steps: int, heads_k: int, *, dtype: torch
     layouts = {
         "keys": ((slots, 2, steps, heads_k, dk), dtype),
         "updates": ((slots, steps, heads, dv), wide),
-        "decays": ((slots, 2, steps, heads), wide),
+        "decays": ((slots, 2, steps, heads, *([dk] if channel_gates else [])), wide),
         "banks": ((slots, heads, -(-dv // ROWS_PER_BANK)), torch.float32),
     }
     for shape, each in layouts.values():
@@ -102,7 +106,8 @@ def _replayed(x: Any, slot: int, bank: int, accepted: int, dtype: torch.dtype) -
             y.to(dtype, copy=True) for y in (x.keys[slot, bank, j], x.updates[slot, j], x.decays[slot, bank, j])
         )
         key = gdn.repeat_heads(key, state.shape[0])
-        state = gdn.decayed(state, decay[:, None, None]) + update[..., None] * key[:, None]
+        of_columns = decay[:, None] if decay.dim() == 2 else decay[:, None, None]
+        state = gdn.decayed(state, of_columns) + update[..., None] * key[:, None]
     if accepted:
         x.state_pool[slot] = state.to(x.state_pool.dtype)
     return state
@@ -122,7 +127,8 @@ def _reference(x: Any) -> Tensor:
         raise IndexError(f"{_NAME}: cu_seqlens: expected sequences of at most {steps} tokens, got {longest}")
     dtype = gdn.promoted_dtype(x.query, x.key, x.value, pool, x.updates)
     scale = x.query.shape[-1] ** -0.5 if x.scale is None else x.scale
-    beta, decay = (y.to(dtype) for y in (_sigmoid(x.b) * beta_factor(x), _log_decay(x.A_log, x.dt_bias, x.a).exp()))
+    beta, gate = (y.to(dtype) for y in raw_gates_of_call(x))
+    decay = gate.exp() if gate.dim() > beta.dim() else gate.exp()[..., None]  # of columns
     value, heads = x.value.to(dtype), x.value.shape[-2]
     query, key = (gdn.repeat_heads(y.to(dtype), heads) for y in (x.query, x.key))
     query_scale, key_scale = (
@@ -137,12 +143,13 @@ def _reference(x: Any) -> Tensor:
         state = _replayed(x, slot, old, int(accepted[n]), dtype)
         for t in range(length):
             at = (n, t) if x.cu_seqlens is None else (int(ends[n]) - length + t,)
-            state = gdn.decayed(state, decay[at][:, None, None])
+            state = gdn.decayed(state, decay[at][:, None])
             predicted = key_scale[at] * (state @ key[at][..., None]).squeeze(-1)
             update = key_scale[at] * beta[at][:, None] * (value[at] - predicted)
             state = state + update[..., None] * key[at][:, None]
             output[at] = scale * query_scale[at] * (state @ query[at][..., None]).squeeze(-1)
-            x.keys[slot, 1 - old, t], x.decays[slot, 1 - old, t], x.updates[slot, t] = x.key[at], decay[at], update
+            x.keys[slot, 1 - old, t], x.updates[slot, t] = x.key[at], update
+            x.decays[slot, 1 - old, t] = decay[at].view(x.decays.shape[3:])
         if length:
             x.banks[slot] = 1 - old
     return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
@@ -155,8 +162,8 @@ def replay_decode(
     value: Tensor,
     a: Tensor,
     b: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
     state_pool: Tensor,
     keys: Tensor,
     updates: Tensor,
@@ -170,13 +177,15 @@ def replay_decode(
     scale: float | None = None,
     use_qk_l2norm: bool = True,
     allow_negative_eigenvalues: bool = False,
+    lower_bound: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Speculative verify that stores tokens instead of states: `fused_decode(…, replay=ReplayBuffers(keys, …, banks))`. Returns
     the output.
 
     Formula:
-        S ← pool[slot]; for each of the first num_accepted_tokens stored steps: S ← decay·S + update kᵀ; pool[slot] ← S
+        S ← pool[slot]; for each of the first num_accepted_tokens stored steps: S ← decay·S + update kᵀ; pool[slot] ← S; with a
+        gate for every channel, S·diag(decay)
         for each token, as in fused_decode: S ← exp(gate)·S, v' = beta·(v − S k), S ← S + v' kᵀ, output = scale · S q, stored
         are key, decay = exp(gate) and update = v' / √(Σ key² + 1e-6)
 
@@ -185,14 +194,15 @@ def replay_decode(
           fp64 too, with fp64 updates and decays), with contiguous rows of multiples of 8, query has no more heads than value,
           and T ≤ S
         state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous, any stride between slots
-        keys: (slots, 2, S, Hk, dk), the dtype of query; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv), fp32
+        keys: (slots, 2, S, Hk, dk), the dtype of query; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv),
+          with a gate for every channel (slots, 2, S, Hv, dk), fp32
         banks: (slots, Hv, ⌈dv / 8⌉), fp32; these four are made by `replay_buffers`, each slot contiguous
         state_indices: (B,), int32 or int64; None: sequence n has slot n
         num_accepted_tokens: (B,), int32 or int64: how many tokens of the last call on the slot are accepted; None: none
         cu_seqlens: (B + 1,), int32 or int64: where packed sequences begin, and where the last one ends
 
     Parameters:
-        null_slot, use_qk_l2norm, allow_negative_eigenvalues, out: as in `fused_decode`
+        null_slot, use_qk_l2norm, allow_negative_eigenvalues, lower_bound, out: as in `fused_decode`
 
     A state is read and written once per call, where `fused_decode` writes one for every token. The state in the pool lacks the
     tokens of the last call: `commit_replay` applies them. Stored keys are exact; updates, decays and the state before tokens
@@ -294,10 +304,11 @@ def commit_replay(
         if x.dim() != rank:
             refuse(name, argument, f"rank {rank}", str(tuple(x.shape)))
     sequences, (heads, dv, dk) = num_accepted_tokens.shape[0], state_pool.shape[1:]
-    rows, values, gates = (keys.new_empty(sequences, 0, *sizes) for sizes in ((keys.shape[3], dk), (heads, dv), (heads,)))
+    rows, values, betas = (keys.new_empty(sequences, 0, *sizes) for sizes in ((keys.shape[3], dk), (heads, dv), (heads,)))
+    gates = keys.new_empty(sequences, 0, heads, dk) if buffers.decays.dim() == 5 else betas
     per_head = buffers.decays.new_empty(heads)
     _decode_for_commit(
-        *(rows, rows, values, gates, gates, per_head, per_head, state_pool, *buffers, state_indices),
+        *(rows, rows, values, gates, betas, per_head, None, state_pool, *buffers, state_indices),
         num_accepted_tokens=num_accepted_tokens,
         null_slot=null_slot,
     )

@@ -53,6 +53,14 @@ def first_call(B: int, T: int, seed: int) -> Arguments:
     return x | {"null_slot": B + 1, "scale": 0.3, "allow_negative_eigenvalues": True}
 
 
+def channel_gates(B: int, T: int, seed: int) -> Arguments:
+    """A gate for every channel of the key."""
+    x = later_call(B, T, seed)
+    bias, gates = drawn(_HV, _DK, seed=seed + 5), drawn(*x["b"].shape, _DK, seed=seed + 4)
+    decays = drawn(*x["decays"].shape, _DK, seed=seed + 6).sigmoid()
+    return x | {"a": gates, "dt_bias": bias, "decays": decays, "lower_bound": -5.0}
+
+
 def packed(B: int, T: int, seed: int) -> Arguments:
     x = _arguments(3, (9,), seed, torch.float32, torch.bfloat16) | counts(3, _STEPS)
     return x | {"cu_seqlens": torch.tensor([0, 3, 0, 5]).cumsum(0).to(torch.int32)}

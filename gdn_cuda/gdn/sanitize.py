@@ -29,6 +29,8 @@ def decode(tokens: int = 1, sequences: int = 3) -> None:
         pool = draw(sequences + 2, 16, dv, dk, dtype=state)
         gdn_cuda.fused_decode(**heads, a=a, b=b, A_log=draw(16), dt_bias=draw(16), state_pool=pool, state_indices=slots)
 
+        channels = {"a": draw(sequences, tokens, 16, dk, dtype=io), "b": b, "A_log": draw(16), "dt_bias": draw(16, dk)}
+        gdn_cuda.fused_decode(**heads, **channels, lower_bound=-5.0, state_pool=pool, state_indices=slots)
         if tokens > 1:  # slots and counts, most of them invalid
             gates = {"a": a, "b": b, "A_log": draw(16), "dt_bias": draw(16)}
             gdn_cuda.fused_decode(**heads, **gates, state_pool=pool, **hostile_verify(sequences, tokens))
@@ -81,6 +83,9 @@ def recurrent() -> None:
     gdn_cuda.recurrent_forward(**padded(64, 64, 9), inference_mode=gdn_cuda.InferenceMode.SPEC_VERIFY)
     for x in hostile(64, 64):
         gdn_cuda.recurrent_forward(**x, inference_mode=gdn_cuda.InferenceMode.SPEC_VERIFY)
+    for x in (packed(96, 40), packed(40, 72), *hostile(64, 64)):  # a gate for every channel of the key
+        channels = draw(*x["gate"].shape, x["key"].shape[-1])
+        gdn_cuda.recurrent_forward(**(x | {"gate": channels}), lower_bound=-5.0)
 
 
 @sanitizes("gdn/prefill")

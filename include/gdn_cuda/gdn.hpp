@@ -34,7 +34,7 @@ std::tuple<Tensor, Tensor> recurrent_forward(const RecurrentForward& arguments);
 struct GDN_HOLDS_TENSORS FusedDecode {
     static constexpr const char* name = "fused_decode";
     Given query, key, value, a, b;
-    RawGates gates;
+    DecodeGates gates;
     Written state_pool;
     OptionalTensor state_indices = {}, cu_seqlens = {};
     VerifyOptions verify = {};
@@ -43,11 +43,12 @@ struct GDN_HOLDS_TENSORS FusedDecode {
     OptionalTensor parents = {}, has_initial_state = {}, write_indices = {};
     bool update_state = true;
     std::optional<double> scale = {};
+    GateBound bound = {};
     bool use_qk_l2norm = true;
     Output out = {};
 
     GDN_FIELDS(query, key, value, a, b, gates, state_pool, state_indices, cu_seqlens, verify, null_slot, steps, parents,
-               has_initial_state, write_indices, update_state, scale, use_qk_l2norm, out)
+               has_initial_state, write_indices, update_state, scale, bound, use_qk_l2norm, out)
 };
 // out
 Tensor fused_decode(const FusedDecode& arguments);
@@ -55,17 +56,18 @@ Tensor fused_decode(const FusedDecode& arguments);
 struct GDN_HOLDS_TENSORS ReplayDecode {
     static constexpr const char* name = "replay_decode";
     Given query, key, value, a, b;
-    RawGates gates;
+    DecodeGates gates;
     Written state_pool, keys, updates, decays, banks;
     OptionalTensor state_indices = {}, cu_seqlens = {};
     VerifyOptions verify = {};
     std::optional<int64_t> null_slot = {};
     std::optional<double> scale = {};
+    GateBound bound = {};
     bool use_qk_l2norm = true;
     Output out = {};
 
     GDN_FIELDS(query, key, value, a, b, gates, state_pool, keys, updates, decays, banks, state_indices, cu_seqlens, verify,
-               null_slot, scale, use_qk_l2norm, out)
+               null_slot, scale, bound, use_qk_l2norm, out)
 };
 // out
 Tensor replay_decode(const ReplayDecode& arguments);

@@ -34,6 +34,17 @@ struct GDN_HOLDS_TENSORS RawGates {
     GDN_FIELDS(A_log, dt_bias, allow_negative_eigenvalues)
 };
 
+// RawGates where a gate may have a value for every channel of the key: the gate is raw with A_log or a GateBound, and else the
+// logarithm of the decay. A gate for each head has an A_log.
+struct GDN_HOLDS_TENSORS DecodeGates {
+    OptionalTensor A_log, dt_bias;
+    bool allow_negative_eigenvalues = false;
+
+    float beta_factor() const { return allow_negative_eigenvalues ? 2.f : 1.f; }
+
+    GDN_FIELDS(A_log, dt_bias, allow_negative_eigenvalues)
+};
+
 // Speculative verify: after how many of the last call's tokens each sequence continues.
 struct GDN_HOLDS_TENSORS VerifyOptions {
     OptionalTensor num_accepted_tokens = {};

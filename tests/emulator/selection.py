@@ -51,6 +51,10 @@ SELECTED: dict[str, tuple[str, ...]] = {
     # gdn and layers
     "test_gdn.py::test_a_step[1-64-40-decode-state0]": ("gdn/decode",),
     "test_gdn.py::test_a_step[3-64-64-verify-state0]": ("gdn/verify",),
+    "test_channel_decode.py::test_hostile_values[1-gdn/decode-channel reset-random-1.0]": ("gdn/decode",),
+    "test_channel_decode.py::test_hostile_values[5-gdn/verify-heavy-random-2.0]": ("gdn/verify",),
+    "test_channel_decode.py::test_packed_sequences": ("gdn/recurrent",),
+    "test_replay.py::test_raw_gates_of_channels[None-4]": ("gdn/replay",),
     "test_gdn.py::test_a_step[3-72-40-recurrent-state0]": ("gdn/recurrent",),
     "test_trees.py::test_trees_of_any_rows_and_states[33-7]": ("gdn/recurrent_any",),
     "test_channel_gates.py::test_gates_of_a_layer[-5.0]": ("gdn/recurrent_any",),

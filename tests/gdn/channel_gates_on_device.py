@@ -21,7 +21,7 @@ STATE_BOUND = 1e-5
 def recurrent(device: Device, *tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
     there = [None if x is None else x.to(device.name) for x in tensors]
     options = {name: x.to(device.name) if isinstance(x, Tensor) else x for name, x in options.items()}
-    with device.only("gdn/recurrent_any"):
+    with device.only("gdn/recurrent_any", "gdn/decode", "gdn/verify", "gdn/recurrent"):
         output, state = gdn_cuda.recurrent_forward(*there, **options)
     return output.cpu(), state.cpu()
 

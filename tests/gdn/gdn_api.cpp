@@ -14,8 +14,8 @@ std::tuple<Tensor, Tensor> fused_gdn_gating(const Tensor& A_log, const Tensor& d
 }
 
 Tensor fused_decode(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& a, const Tensor& b,
-                    const Tensor& A_log, const Tensor& dt_bias, const Tensor& state_pool, const OptionalTensor& state_indices,
-                    const OptionalTensor& out) {
+                    const OptionalTensor& A_log, const OptionalTensor& dt_bias, const Tensor& state_pool,
+                    const OptionalTensor& state_indices, const OptionalTensor& out, std::optional<double> lower_bound) {
     gdn_cuda::FusedDecode step{.query = query,
                                .key = key,
                                .value = value,
@@ -23,7 +23,8 @@ Tensor fused_decode(const Tensor& query, const Tensor& key, const Tensor& value,
                                .b = b,
                                .gates = {.A_log = A_log, .dt_bias = dt_bias},
                                .state_pool = state_pool,
-                               .state_indices = state_indices};
+                               .state_indices = state_indices,
+                               .bound = {.lower_bound = lower_bound}};
     if (out) step.out = *out;
     return gdn_cuda::fused_decode(step);
 }
@@ -152,8 +153,8 @@ Tensor decode_without_pool(const Tensor& x) {
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
     m.def("fused_gdn_gating(Tensor A_log, Tensor dt_bias, Tensor a, Tensor b) -> (Tensor, Tensor)");
     m.def(
-        "fused_decode(Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, "
-        "Tensor state_pool, Tensor? state_indices=None, Tensor? out=None) -> Tensor");
+        "fused_decode(Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor? A_log, Tensor? dt_bias, "
+        "Tensor state_pool, Tensor? state_indices=None, Tensor? out=None, float? lower_bound=None) -> Tensor");
     m.def(
         "gdn_decode_layer(Tensor qkvz, Tensor ba, Tensor z, Tensor a, Tensor conv_weight, Tensor A_log, Tensor dt_bias, "
         "Tensor norm_weight, Tensor(a!) conv_pool, Tensor(b!) state_pool, int heads_k, int heads_v, int dk, int dv) -> Tensor");

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from helpers import rel_rms
+from kda_cases import decays
 from torch import Tensor
 
 import gdn_cuda
@@ -25,17 +26,26 @@ def gates(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor,
 
 
 def literal(
-    state: Tensor, token: dict[str, Tensor], heads: dict[str, Tensor], scale: float, norm: bool, beta_factor: int
+    state: Tensor,
+    token: dict[str, Tensor],
+    heads: dict[str, Tensor],
+    scale: float,
+    norm: bool,
+    beta_factor: int,
+    lower_bound: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The output (Hv, dv) and the state (Hv, dv, dk) after one token, in fp64. A reset also clears infinities and NaN."""
-    beta, decay = gates(token["a"], token["b"], **heads)
+    if token["a"].dim() == 2:  # a gate for every channel
+        beta, decay = torch.sigmoid(token["b"].double()), decays(token["a"], **heads, lower_bound=lower_bound)
+    else:
+        beta, decay = gates(token["a"], token["b"], **heads)
     output, after = torch.zeros_like(state[..., 0]), torch.zeros_like(state)
     for h in range(state.shape[0]):
         rows = (token[name].double() for name in ("query", "key", "value"))
         q, k, v = (x[h // (state.shape[0] // x.shape[0])] for x in rows)
         if norm:
             q, k = q / math.sqrt(float(q @ q) + 1e-6), k / math.sqrt(float(k @ k) + 1e-6)
-        s = torch.zeros_like(state[h]) if decay[h].float() == 0 else decay[h] * state[h]
+        s = torch.where(decay[h].float() == 0, 0, decay[h] * state[h])
         s = s + torch.outer(beta_factor * beta[h] * (v - s @ k), k)
         output[h], after[h] = scale * (s @ q), s
     return output, after
@@ -60,13 +70,14 @@ class Server:
         index: torch.dtype = torch.int32,
         device: str = "cpu",
         pace: float = 1.0,
+        channel_gates: bool = False,
         **options: Any,
     ) -> None:
         self.rng = torch.Generator().manual_seed(seed)
         self.Hk, self.Hv, self.dk, self.dv, self.io, self.device = Hk, Hv, dk, dv, io, device
         memory = self.draw(sequences + 2, Hv * dv * dk + 8, dtype=state)  # with a gap between slots
         self.pool = memory[:, : Hv * dv * dk].unflatten(-1, (Hv, dv, dk))
-        self.buffers = gdn_cuda.replay_buffers(self.pool, steps, Hk, dtype=io)
+        self.buffers = gdn_cuda.replay_buffers(self.pool, steps, Hk, dtype=io, channel_gates=channel_gates)
         for stored in self.buffers[:3]:
             stored.fill_(torch.nan)
         slots = torch.randperm(sequences + 2, generator=self.rng)[:sequences]
@@ -74,7 +85,10 @@ class Server:
         self.index = index
         self.states = self.pool.cpu().double()[slots]
         self.accepted = torch.zeros(sequences, dtype=index, device=device)
-        self.heads = {"A_log": self.draw(Hv) * pace, "dt_bias": self.draw(Hv, dtype=torch.bfloat16)}
+        self.heads: dict[str, Tensor | None] = {"A_log": self.draw(Hv) * pace, "dt_bias": self.draw(Hv, dtype=torch.bfloat16)}
+        self.channel_gates = channel_gates
+        if channel_gates:
+            self.heads["dt_bias"] = self.draw(Hv, dk)
         self.options = options
         self.after: list[list[Tensor]] = []
 
@@ -86,6 +100,8 @@ class Server:
         widths = [self.Hk * self.dk, self.Hk * self.dk, self.Hv * self.dv, self.Hv, self.Hv]
         parts = self.draw(*lead, sum(widths) + -sum(widths) % 8, dtype=self.io)[..., : sum(widths)].split(widths, dim=-1)
         query, key, value, a, b = parts
+        if self.channel_gates:
+            a = self.draw(*lead, self.Hv, self.dk, dtype=self.io)
         return {
             "query": query.unflatten(-1, (self.Hk, self.dk)),
             "key": key.unflatten(-1, (self.Hk, self.dk)),
@@ -107,7 +123,7 @@ class Server:
             x["cu_seqlens"] = torch.tensor(starts, dtype=self.index, device=self.device)
         output = decode(**x, out=torch.full(x["value"].shape, torch.nan, dtype=self.io, device=self.device))
         here = {name: y.cpu() for name, y in tokens.items()}
-        heads = {name: y.cpu() for name, y in self.heads.items()}
+        heads = {name: None if y is None else y.cpu() for name, y in self.heads.items()}
         expected = torch.zeros(output.shape, dtype=torch.float64)
         scale, norm = self.options.get("scale") or self.dk**-0.5, self.options.get("use_qk_l2norm", True)
         factor = 2 if self.options.get("allow_negative_eigenvalues") else 1
@@ -115,7 +131,9 @@ class Server:
         for n, length in enumerate(lengths):
             for t in range(length):
                 at = (starts[n] + t,) if packed else (n, t)
-                out, state = literal(self.after[n][-1], {name: y[at] for name, y in here.items()}, heads, scale, norm, factor)
+                token = {name: y[at] for name, y in here.items()}
+                bound = self.options.get("lower_bound")
+                out, state = literal(self.after[n][-1], token, heads, scale, norm, factor, bound)
                 expected[at] = out
                 self.after[n].append(state)
         # With a bf16 pool, earlier states were rounded.

@@ -10,6 +10,7 @@ import pytest
 import torch
 from devices import Device
 from guarded import bits
+from kda_cases import GATES, log_decays
 from replay_cases import Server
 from torch import Tensor
 
@@ -55,6 +56,7 @@ def serve(device: Device, server: Server, tokens: int) -> None:
     server.commit(commit)
 
 
+@pytest.mark.parametrize("channel_gates", [False, True])
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize(
     "dk, dv",
@@ -63,14 +65,12 @@ def serve(device: Device, server: Server, tokens: int) -> None:
         (120, 16), (200, 40),
     ],
 )  # fmt: skip
-def test_head_dimensions(dk: int, dv: int, state: torch.dtype, device: Device, seed: int) -> None:
+def test_head_dimensions(dk: int, dv: int, state: torch.dtype, channel_gates: bool, device: Device, seed: int) -> None:
     sequences, heads = device.size((2, 1), (3, 2))
     for io in (torch.bfloat16, torch.float16):
         for steps in (3, 9):
-            server = Server(
-                seed, dk=dk, dv=dv, state=state, io=io, steps=steps, sequences=sequences, Hv=heads, device=device.name
-            )
-            serve(device, server, steps)
+            options = {"dk": dk, "dv": dv, "state": state, "io": io, "steps": steps, "channel_gates": channel_gates}
+            serve(device, Server(seed, **options, sequences=sequences, Hv=heads, device=device.name), steps)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 8, 16])
@@ -92,11 +92,14 @@ def test_long_service(device: Device, seed: int) -> None:
     server.commit(commit)
 
 
+@pytest.mark.parametrize("channel_gates", [False, True])
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("dk", [64, 72, 136])
-def test_rows_that_do_not_start_on_16_bytes(dk: int, state: torch.dtype, device: Device, seed: int) -> None:
+def test_rows_that_do_not_start_on_16_bytes(
+    dk: int, state: torch.dtype, channel_gates: bool, device: Device, seed: int
+) -> None:
     for io in (torch.bfloat16, torch.float16):
-        server = Server(seed, dk=dk, dv=16, io=io, state=state, device=device.name)
+        server = Server(seed, dk=dk, dv=16, io=io, state=state, device=device.name, channel_gates=channel_gates)
         tokens = server.tokens
 
         def shifted(*lead: int, dk: int = dk, tokens: Any = tokens) -> dict[str, Tensor]:
@@ -164,3 +167,77 @@ def test_nothing_is_read_of_steps_that_were_not_accepted(device: Device, seed: i
     server.verify(decode, [4] * 3)
     server.accept_some()
     server.commit(commit)
+
+
+# ---- A gate for every channel of the key
+
+
+@pytest.mark.parametrize("steps", [1, 4, 16])
+@pytest.mark.parametrize("lower_bound", [None, -5.0])
+def test_raw_gates_of_channels(lower_bound: float | None, steps: int, device: Device, seed: int) -> None:
+    server = Server(
+        seed, Hk=1, Hv=3, dk=64, dv=24, steps=steps, device=device.name, channel_gates=True, lower_bound=lower_bound
+    )
+    serve(device, server, steps)
+
+
+def with_log_decays(server: Server, gates: str) -> Server:
+    """a is the logarithm of the decay, in fp32."""
+    server.heads = {"A_log": None, "dt_bias": None}
+    tokens = server.tokens
+
+    def drawn(*lead: int) -> dict[str, Tensor]:
+        a = log_decays(gates, (*lead, server.Hv, server.dk), server.rng)
+        return tokens(*lead) | {"a": a.to(server.device)}
+
+    server.tokens = drawn  # type: ignore[method-assign]
+    return server
+
+
+@pytest.mark.parametrize("gates", [gates for gates in GATES if gates != "NaN in a head"])
+def test_hostile_gates_of_channels(gates: str, device: Device, seed: int) -> None:
+    server = Server(seed, dk=64, dv=24, sequences=2, steps=5, device=device.name, channel_gates=True)
+    serve(device, with_log_decays(server, gates), 5)
+
+
+@pytest.mark.parametrize("wrong", [torch.inf, torch.nan])
+@pytest.mark.parametrize("stored", [False, True])
+def test_nothing_before_a_reset_shows_in_its_column(stored: bool, wrong: float, device: Device, seed: int) -> None:
+    """Columns of the state that are not finite, reset by a stored token or by the first new one."""
+    decode, _ = calls(device)
+    found = []
+    for poison in (False, True):
+        server = with_log_decays(Server(seed, dk=64, dv=24, steps=3, device=device.name, channel_gates=True), "init")
+        if stored:
+            first = server.tokens(3, 3)
+            first["a"][:, 1, 0, 7] = first["a"][:, 0, 1, 63] = -torch.inf
+            x = server.arguments(first)
+            decode(**x, out=torch.empty_like(x["value"].contiguous()))
+            server.accepted.fill_(3)
+        tokens = server.tokens(3, 3)
+        if not stored:
+            tokens["a"][:, 0, 0, 7] = tokens["a"][:, 0, 1, 63] = -torch.inf
+        if poison:
+            server.pool[:, 0, :, 7], server.pool[:, 1, :, 63] = wrong, wrong
+        x = server.arguments(tokens)
+        out = decode(**x, out=torch.full(x["value"].shape, torch.nan, dtype=server.io, device=device.name))
+        found.append((out.cpu(), server.pool.cpu()[server.slots.cpu().long()] if stored else out.cpu()))
+    assert all(torch.equal(clean, poisoned) for clean, poisoned in zip(*found, strict=True))
+    assert all(x.isfinite().all() for x in found[1])
+
+
+def test_a_token_that_resets_all_channels(device: Device, seed: int) -> None:
+    """Infinities of values and states before it do not show."""
+    decode, _ = calls(device)
+    outs = []
+    for poison in (False, True):
+        server = with_log_decays(Server(seed, dk=64, dv=24, steps=5, device=device.name, channel_gates=True), "init")
+        tokens = server.tokens(3, 5)
+        tokens["a"][:, 3] = -torch.inf
+        if poison:
+            tokens["value"][:, 1] = torch.inf
+            server.pool[1:].fill_(torch.nan)
+        x = server.arguments(tokens)
+        outs.append(decode(**x, out=torch.empty_like(x["value"].contiguous())).cpu())
+    assert torch.equal(outs[0][:, 3:], outs[1][:, 3:]) and bool(outs[1][:, 3:].isfinite().all())
+    assert not outs[1][:, 1:3].isfinite().any()  # a value that is not finite spoils its rows

@@ -8,6 +8,10 @@
 namespace gdn_cuda::gdn {
 namespace {
 
+bool has_channel_gates(const GdnCall& args) {
+    return args.channels.form != ChannelGate::none;
+}
+
 // The shapes that gdn/decode and gdn/verify require.
 bool is_regular(const Prepared& prepared) {
     const Sequences& sequences = prepared.sequences;
@@ -20,14 +24,13 @@ bool is_decode(const Prepared& prepared) {
     const GdnCall& args = prepared.args;
     const bool with_gates = args.gate.values.data != nullptr && args.beta.values.data != nullptr;
     const bool by_log = args.forms.gate == GateForms::log_decay && !args.forms.beta_is_logit;
+    const bool fits = has_channel_gates(args) || (with_gates && (by_log || args.forms.fused()));
     return is_regular(prepared) && args.tokens == 1 && args.steps.data == nullptr && args.accepted.data == nullptr &&
-           args.last.data != nullptr && args.last_slots.data == nullptr && args.has_initial == nullptr && with_gates &&
-           (by_log || args.forms.fused());
+           args.last.data != nullptr && args.last_slots.data == nullptr && args.has_initial == nullptr && fits;
 }
 
 std::string explain_by_token(const Prepared& prepared) {
     const GdnCall& args = prepared.args;
-    if (args.channels.form != ChannelGate::none) return "a gate for every channel of the key: gdn/recurrent_any";
     if (!prepared.sequences.plain())
         return "float32, rows with gaps, head dimensions that are no multiples of 8, or more heads of query than of value: "
                "gdn/recurrent_any";
@@ -69,7 +72,9 @@ DecodeArgs decode_args(const GdnCall& args) {
             .state_in = args.initial.data,
             .state_out = args.last.data,
             .state_in_slot = args.initial.slot,
-            .state_out_slot = args.last.slot};
+            .state_out_slot = args.last.slot,
+            .channels = args.channels,
+            .forms = args.forms};
 }
 
 RecurrentAnyArgs recurrent_any_args(const Prepared& prepared) {
@@ -94,9 +99,7 @@ void run_by_token(const Prepared& prepared, const char* function) {
     const Target target = target_of(function, sequences.query);
     if (target.is_explained()) [[unlikely]]
         remark(explain_by_token(prepared));
-    const bool one_gate = args.channels.form == ChannelGate::none;
-    if (!(sequences.plain() && prepared.plain_states && one_gate))
-        return RecurrentAny::run(recurrent_any_args(prepared), target);
+    if (!(sequences.plain() && prepared.plain_states)) return RecurrentAny::run(recurrent_any_args(prepared), target);
     if (is_decode(prepared)) {
         const DecodeProblem problem{.sequences = sequences.count,
                                     .heads = args.heads,
@@ -104,15 +107,18 @@ void run_by_token(const Prepared& prepared, const char* function) {
                                     .dv = args.dv,
                                     .io = sequences.io,
                                     .state = prepared.state_type,
-                                    .fused_gates = args.forms.fused()};
+                                    .fused_gates = args.forms.fused(),
+                                    .channel_gates = has_channel_gates(args)};
         return Decode::run(problem, decode_args(args), target);
     }
     auto verify = problem_of<VerifyProblem>(prepared, sequences.tokens);
     verify.keeps_states = args.steps.data != nullptr;
+    verify.channel_gates = has_channel_gates(args);
     if (is_regular(prepared) && args.tokens > 0 && args.tokens <= kMostVerifyTokens && args.parents.data == nullptr)
         return Verify::run(verify, args, target);
     auto problem = problem_of<RecurrentProblem>(prepared, sequences.mean_tokens());
     problem.aligned = prepared.aligned;
+    problem.channel_gates = has_channel_gates(args);
     Recurrent::run(problem, args, target);
 }
 

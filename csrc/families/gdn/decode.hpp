@@ -17,6 +17,7 @@ struct DecodeProblem {
     int heads, dk, dv;
     DType io, state;
     bool fused_gates;
+    bool channel_gates = false;  // a gate for every channel of the key
 };
 
 struct DecodeChoice {
@@ -35,7 +36,8 @@ inline DecodeChoice decode_choice(const DecodeProblem& problem, const jit::Devic
                         .state = problem.state,
                         .warps = 4,
                         .stages = kDecodeStages,
-                        .fused_gates = problem.fused_gates};
+                        .fused_gates = problem.fused_gates && !problem.channel_gates,
+                        .channel_gates = problem.channel_gates};
     for (int steps = std::min(8, config.layout().lanes); steps > 1; steps /= 2) {
         const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_step() * steps);
         if (blocks >= kDecodeBlocksPerMultiprocessor * device.multiprocessors) return {config, steps};
@@ -59,10 +61,12 @@ inline std::vector<DecodeConfig> decode_configurations() {
         for (DType state : {DType::f32, DType::bf16})
             for (int dk : kExactHeadK)
                 for (bool fused_gates : {true, false})
-                    for (i64 sequences : {1, 4096}) {
-                        const DecodeConfig config = decode_choice({sequences, 1, dk, 128, io, state, fused_gates}, {}).config;
-                        if (std::ranges::find(all, config) == all.end()) all.push_back(config);
-                    }
+                    for (bool channel_gates : {false, true})
+                        for (i64 sequences : {1, 4096}) {
+                            const DecodeConfig config =
+                                decode_choice({sequences, 1, dk, 128, io, state, fused_gates, channel_gates}, {}).config;
+                            if (std::ranges::find(all, config) == all.end()) all.push_back(config);
+                        }
     return all;
 }
 

@@ -13,7 +13,7 @@ Prepared prepare_decode(const FusedDecode& x) {
     Prepared prepared = prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm);
     GdnCall& args = prepared.args;
 
-    const GateTensors gates = check_raw_gates(check, prepared, x.a, x.b, x.gates);
+    const GateTensors gates = check_raw_gates(check, prepared, x.a, x.b, x.gates, x.bound);
     const View pool(x.state_pool), written = view_of(x.write_indices), has_initial = view_of(x.has_initial_state);
     args.initial = check_initial(check, prepared, "state_pool", pool, 4);
     check.distinct("state_pool", pool);

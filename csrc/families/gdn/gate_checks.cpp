@@ -51,17 +51,19 @@ ChannelBias check_channel_bias(const Checks& check, const View& bias, int64_t he
     return {tagged(bias), bias.rank == 2 ? bias.stride(0) : dk};
 }
 
+int rows_rank(const Sequences& s) {
+    return s.value.rank + (s.unit_batch ? 1 : 0);
+}
+
 void check_decay(const Checks& check, GdnCall& call, const Sequences& s, const DecayTensors& x, GatePer per) {
-    const int channel_rank = s.value.rank + (s.unit_batch ? 1 : 0);
-    const bool channels = x.gate.defined() && x.gate.rank == channel_rank;
+    const bool channels = x.gate.defined() && x.gate.rank == rows_rank(s);
     const bool both = per == GatePer::head_or_channel;
     const bool raw = x.A_log.defined() || x.lower_bound;
     const char* made_raw_by = x.A_log.defined() ? "A_log" : "lower_bound";
-    GDN_REQUIRE(
-        check, both || !channels, x.name,
-        fmt::format("a gate for each head, {}, as only recurrent_forward takes one for every channel", layout_of(s, false)),
-        shape_text(x.gate));
-    GDN_REQUIRE(check, !both || !x.gate.defined() || channels || x.gate.rank == channel_rank - 1, x.name,
+    GDN_REQUIRE(check, both || !channels, x.name,
+                fmt::format("a gate for each head, {}, as this function takes none for every channel", layout_of(s, false)),
+                shape_text(x.gate));
+    GDN_REQUIRE(check, !both || !x.gate.defined() || channels || x.gate.rank == rows_rank(s) - 1, x.name,
                 fmt::format("{}, or {} for a gate of every channel", layout_of(s, false), layout_of(s, true)),
                 shape_text(x.gate));
     if (channels) {

@@ -17,6 +17,9 @@ struct DecayTensors {
     bool is_linear = false;
 };
 
+// The rank of query, key and value as the call gave them, and of a gate for every channel.
+int rows_rank(const Sequences& sequences);
+
 // The gate's rank decides: that of value, (..., Hv, dk), or one less, (..., Hv). A_log (Hv,) makes it raw, with dt_bias of the
 // shape of one token's gates, or flat; a lower bound, which only gates of channels have, does so without A_log too. Fills the
 // call's gate, A_log, dt_bias, channels and forms.gate.

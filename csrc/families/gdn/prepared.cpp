@@ -107,11 +107,15 @@ GateTensors check_gates(const Checks& check, Prepared& prepared, const OptionalT
     return check_gates(check, prepared, beta, gate, options, bound.lower_bound, GatePer::head_or_channel);
 }
 
-GateTensors check_raw_gates(const Checks& check, Prepared& prepared, const Tensor& a, const Tensor& b, const RawGates& gates) {
-    const GateTensors x{View(b), View(a), View(gates.A_log), View(gates.dt_bias), "b", "a"};
+GateTensors check_raw_gates(const Checks& check, Prepared& prepared, const Tensor& a, const Tensor& b, const DecodeGates& gates,
+                            const GateBound& bound) {
+    const GateTensors x{View(b), View(a), view_of(gates.A_log), view_of(gates.dt_bias), "b", "a"};
+    const Sequences& sequences = prepared.sequences;
     GdnCall& args = prepared.args;
-    check_decay(check, args, prepared.sequences, {x.gate_name, x.gate, x.A_log, x.dt_bias}, GatePer::head);
-    args.beta = check_scalars(check, "b", x.beta, prepared.sequences);
+    GDN_REQUIRE(check, x.A_log.defined() || bound.lower_bound || x.gate.rank != rows_rank(sequences) - 1, "A_log",
+                "a tensor, as a has a gate for each head", "None");
+    check_decay(check, args, sequences, {x.gate_name, x.gate, x.A_log, x.dt_bias, bound.lower_bound}, GatePer::head_or_channel);
+    args.beta = check_scalars(check, "b", x.beta, sequences);
     args.forms.beta_is_logit = true;
     args.forms.beta_factor = gates.beta_factor();
     return x;

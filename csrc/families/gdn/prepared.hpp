@@ -49,7 +49,8 @@ GateTensors check_gates(const Checks& check, Prepared& prepared, const OptionalT
                         const GateOptions& options);
 GateTensors check_gates(const Checks& check, Prepared& prepared, const OptionalTensor& beta, const OptionalTensor& gate,
                         const GateOptions& options, const GateBound& bound);
-GateTensors check_raw_gates(const Checks& check, Prepared& prepared, const Tensor& a, const Tensor& b, const RawGates& gates);
+GateTensors check_raw_gates(const Checks& check, Prepared& prepared, const Tensor& a, const Tensor& b, const DecodeGates& gates,
+                            const GateBound& bound);
 // What the call writes shares no byte with what it reads: rows, gates, offsets, and `read`.
 void check_apart(const Checks& check, const Sequences& sequences, const GateTensors& gates,
                  std::initializer_list<Memory> written, std::initializer_list<Memory> read = {});

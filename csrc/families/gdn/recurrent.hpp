@@ -16,6 +16,7 @@ struct RecurrentProblem {
     int heads, dk, dv;
     DType io, state;
     bool aligned;
+    bool channel_gates = false;  // a gate for every channel of the key
 };
 // Several rows per thread share its reads of a token; used as long as every SM still has a few blocks.
 inline constexpr i64 kRecurrentBlocksPerMultiprocessor = 4;
@@ -27,7 +28,8 @@ inline RecurrentConfig recurrent_config(const RecurrentProblem& problem, const j
                            .state = problem.state,
                            .rows_per_thread = 1,
                            .warps = 4,
-                           .aligned = problem.aligned};
+                           .aligned = problem.aligned,
+                           .channel_gates = problem.channel_gates};
     if (!problem.aligned || !has_exact_kernel(problem.dk)) {
         config.exact_k = false;
         config.head_k = masked_head_k(problem.dk);
@@ -56,18 +58,19 @@ inline std::vector<RecurrentConfig> recurrent_configurations() {
     const auto add = [&](RecurrentConfig config) {
         if (std::ranges::find(all, config) == all.end()) all.push_back(config);
     };
-    for (DType io : {DType::bf16, DType::f16})
-        for (DType state : {DType::f32, DType::bf16}) {
-            const auto choose = [&](i64 sequences, i64 tokens, int dk, bool aligned) {
-                add(recurrent_config({sequences, tokens, 32, dk, 128, io, state, aligned}, {}));
-            };
-            for (int dk : kExactHeadK) {
-                choose(1, 1, dk, true);
-                choose(4096, 1, dk, true);
+    for (bool channel_gates : {false, true})
+        for (DType io : {DType::bf16, DType::f16})
+            for (DType state : {DType::f32, DType::bf16}) {
+                const auto choose = [&](i64 sequences, i64 tokens, int dk, bool aligned) {
+                    add(recurrent_config({sequences, tokens, 32, dk, 128, io, state, aligned, channel_gates}, {}));
+                };
+                for (int dk : kExactHeadK) {
+                    choose(1, 1, dk, true);
+                    choose(4096, 1, dk, true);
+                }
+                for (int head_k : kMaskedHeadK)
+                    for (bool aligned : {true, false}) choose(1, 1, head_k - 8, aligned);
             }
-            for (int head_k : kMaskedHeadK)
-                for (bool aligned : {true, false}) choose(1, 1, head_k - 8, aligned);
-        }
     return all;
 }
 

@@ -16,13 +16,14 @@ struct ReplayProblem {
     int stored_steps;  // that a slot has room for
     DType io, state;
     bool aligned;
+    bool channel_gates = false;  // a gate for every channel of the key
 };
 
 inline constexpr int kFewReplayTokens = 8, kMostReplayTokens = 16;
 // More rows per block share its tokens, as long as every SM has a few blocks.
 inline constexpr i64 kReplayBlocksPerMultiprocessor = 3;
 
-constexpr ReplayConfig replay_config(int dk, int stored_steps, DType io, DType state, bool aligned) {
+constexpr ReplayConfig replay_config(int dk, int stored_steps, DType io, DType state, bool aligned, bool channel_gates) {
     const bool exact = aligned && has_exact_kernel(dk);
     return {.head_k = exact ? dk : masked_head_k(dk),
             .exact_k = exact,
@@ -30,10 +31,11 @@ constexpr ReplayConfig replay_config(int dk, int stored_steps, DType io, DType s
             .state = state,
             .tokens = exact && stored_steps <= kFewReplayTokens ? kFewReplayTokens : kMostReplayTokens,
             .aligned = aligned,
-            .warps = 4};
+            .warps = 4,
+            .channel_gates = channel_gates};
 }
 constexpr ReplayConfig replay_config(const ReplayProblem& problem) {
-    return replay_config(problem.dk, problem.stored_steps, problem.io, problem.state, problem.aligned);
+    return replay_config(problem.dk, problem.stored_steps, problem.io, problem.state, problem.aligned, problem.channel_gates);
 }
 
 inline i64 replay_blocks(const ReplayProblem& problem, int steps) {
@@ -58,16 +60,17 @@ inline std::string explain_replay(const ReplayProblem& problem, const jit::Devic
 }
 
 inline constexpr std::array kReplayConfigurations = [] {
-    std::array<ReplayConfig, size_t{2} * 2 * (2 * kExactHeadK.size() + 2 * kMaskedHeadK.size())> all{};
+    std::array<ReplayConfig, size_t{2} * 2 * 2 * (2 * kExactHeadK.size() + 2 * kMaskedHeadK.size())> all{};
     size_t n = 0;
-    for (const DType io : {DType::bf16, DType::f16})
-        for (const DType state : {DType::f32, DType::bf16}) {
-            for (const int tokens : {kFewReplayTokens, kMostReplayTokens})
-                for (const int dk : kExactHeadK) all[n++] = replay_config(dk, tokens, io, state, true);
-            for (const bool aligned : {true, false})
-                for (const int head_k : kMaskedHeadK)
-                    all[n++] = replay_config(head_k - 8, kMostReplayTokens, io, state, aligned);
-        }
+    for (const bool channel_gates : {false, true})
+        for (const DType io : {DType::bf16, DType::f16})
+            for (const DType state : {DType::f32, DType::bf16}) {
+                for (const int tokens : {kFewReplayTokens, kMostReplayTokens})
+                    for (const int dk : kExactHeadK) all[n++] = replay_config(dk, tokens, io, state, true, channel_gates);
+                for (const bool aligned : {true, false})
+                    for (const int head_k : kMaskedHeadK)
+                        all[n++] = replay_config(head_k - 8, kMostReplayTokens, io, state, aligned, channel_gates);
+            }
     return all;
 }();
 

@@ -41,7 +41,7 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
     const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
     check_rows(check, sequences);
     Prepared common = prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm);
-    const GateTensors gates = check_raw_gates(check, common, x.a, x.b, x.gates);
+    const GateTensors gates = check_raw_gates(check, common, x.a, x.b, x.gates, x.bound);
     const GdnCall& recurrent = common.args;
     PreparedReplay prepared{.sequences = sequences, .problem = {}};
     ReplayArgs& args = prepared.args;
@@ -63,6 +63,9 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
     args.A_log = recurrent.A_log;
     args.dt_bias = recurrent.dt_bias;
     args.beta_factor = recurrent.forms.beta_factor;
+    args.channels = recurrent.channels;
+    args.forms = recurrent.forms;
+    const bool channel_gates = recurrent.channels.form != ChannelGate::none;
 
     const View pool(x.state_pool), slots = view_of(x.state_indices), accepted = accepted_of(x.verify);
     const DType state = common.state_type = dtype_beside(check, "state_pool", pool, sequences.io, {DType::f32, DType::bf16});
@@ -93,7 +96,12 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
                  sequences.io, sequences.query);
     check_stored(check, "updates", updates, {count, steps, sequences.value_heads, sequences.dv}, "(slots, S, Hv, dv)", wide,
                  sequences.query);
-    check_stored(check, "decays", decays, {count, 2, steps, sequences.value_heads}, "(slots, 2, S, Hv)", wide, sequences.query);
+    if (channel_gates)
+        check_stored(check, "decays", decays, {count, 2, steps, sequences.value_heads, sequences.dk}, "(slots, 2, S, Hv, dk)",
+                     wide, sequences.query);
+    else
+        check_stored(check, "decays", decays, {count, 2, steps, sequences.value_heads}, "(slots, 2, S, Hv)", wide,
+                     sequences.query);
     check_stored(check, "banks", banks, {count, sequences.value_heads, ceil_div(sequences.dv, kRowsPerBank)},
                  "(slots, Hv, dv / 8)", DType::f32, sequences.query);
     args.keys = keys.data;
@@ -121,7 +129,8 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
                         .stored_steps = args.stored_steps,
                         .io = sequences.io,
                         .state = state,
-                        .aligned = common.aligned && keys.aligned16()};
+                        .aligned = common.aligned && keys.aligned16() && (!channel_gates || decays.aligned16()),
+                        .channel_gates = channel_gates};
     check.grid("query", {replay_blocks(prepared.problem, 1), 1, 1});
     return prepared;
 }

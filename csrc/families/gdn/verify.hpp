@@ -16,7 +16,8 @@ struct VerifyProblem {
     i64 sequences, tokens;
     int heads, dk, dv;
     DType io, state;
-    bool keeps_states;  // the state after every token is stored
+    bool keeps_states;           // the state after every token is stored
+    bool channel_gates = false;  // a gate for every channel of the key
 };
 
 inline constexpr int kMostVerifyTokens = VerifyConfig::kTokens;
@@ -27,8 +28,9 @@ inline constexpr i64 kVerifyBlocksForRows = 1, kVerifyBlocksForSteps = 2;
 // faster then.
 inline constexpr i64 kVerifyBlocksBoundByWrites = 16;
 
-constexpr VerifyConfig verify_config(int dk, DType io, DType state, int rows_per_thread) {
-    return {.head_k = dk, .io = io, .state = state, .rows_per_thread = rows_per_thread, .warps = 4};
+constexpr VerifyConfig verify_config(int dk, DType io, DType state, int rows_per_thread, bool channel_gates) {
+    return {
+        .head_k = dk, .io = io, .state = state, .rows_per_thread = rows_per_thread, .warps = 4, .channel_gates = channel_gates};
 }
 
 struct VerifyPlan {
@@ -38,7 +40,8 @@ struct VerifyPlan {
 };
 inline VerifyPlan verify_plan(const VerifyProblem& problem, const jit::DeviceTraits& device) {
     const auto plan = [&](int rows_per_thread, int steps) {
-        const VerifyConfig config = verify_config(problem.dk, problem.io, problem.state, rows_per_thread);
+        const VerifyConfig config =
+            verify_config(problem.dk, problem.io, problem.state, rows_per_thread, problem.channel_gates);
         return VerifyPlan{config, steps,
                           problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_step() * steps)};
     };
@@ -62,12 +65,13 @@ inline std::string explain_verify(const VerifyProblem& problem, const jit::Devic
 }
 
 inline constexpr std::array kVerifyConfigurations = [] {
-    std::array<VerifyConfig, size_t{8} * kExactHeadK.size()> all{};
+    std::array<VerifyConfig, size_t{16} * kExactHeadK.size()> all{};
     size_t n = 0;
     for (const DType io : {DType::bf16, DType::f16})
         for (const DType state : {DType::f32, DType::bf16})
             for (const int dk : kExactHeadK)
-                for (const int rows : {1, most_verify_rows_per_thread(dk)}) all[n++] = verify_config(dk, io, state, rows);
+                for (const int rows : {1, most_verify_rows_per_thread(dk)})
+                    for (const bool channel_gates : {false, true}) all[n++] = verify_config(dk, io, state, rows, channel_gates);
     return all;
 }();
 

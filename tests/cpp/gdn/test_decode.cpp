@@ -19,7 +19,8 @@ DecodeProblem random_decode(Random& random) {
             .dv = like.dv,
             .io = like.io,
             .state = like.state,
-            .fused_gates = random.one_of({true, false})};
+            .fused_gates = random.one_of({true, false}),
+            .channel_gates = random.one_of({true, false})};
 }
 
 TEST(DecodeHeuristic, AModelsShapesNeedAHandfulOfKernels) {
@@ -31,6 +32,7 @@ TEST(DecodeHeuristic, AModelsShapesNeedAHandfulOfKernels) {
         problem.io = DType::bf16;
         problem.state = DType::f32;
         problem.fused_gates = true;
+        problem.channel_gates = false;
         chosen.insert(to_text(decode_choice(problem, {}).config));
     }
     EXPECT_GE(chosen.size(), 2U);
@@ -55,7 +57,8 @@ TEST(DecodeHeuristic, TheKernelCanDoTheProblem) {
         ASSERT_EQ(config.head_k, problem.dk);
         ASSERT_EQ(config.io, problem.io);
         ASSERT_EQ(config.state, problem.state);
-        ASSERT_EQ(config.fused_gates, problem.fused_gates);
+        ASSERT_EQ(config.channel_gates, problem.channel_gates);
+        ASSERT_EQ(config.fused_gates, problem.fused_gates && !problem.channel_gates);
         ASSERT_GE(steps, 1);
         ASSERT_LE(steps, config.layout().lanes);
         ASSERT_TRUE(steps == 1 || config.stages > 0) << "several steps go through shared memory";

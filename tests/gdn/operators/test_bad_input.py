@@ -7,6 +7,7 @@ invalid ranges, missing arguments and options by hand.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,7 +35,9 @@ TENSOR_CASES = [
     "decode-packed",
     "decode-step-states",
     "decode-tree",
+    "decode-channels",
     "replay",
+    "replay-channels",
     "replay-packed",
     "chunked",
     "chunked-pool",
@@ -76,7 +79,10 @@ UNREAD = {"chunk_indices", "cu_chunks"}
 # Sizes that may be one larger or smaller, mostly because a tensor may have more room than needed, by argument and dimension.
 FLEXIBLE_SIZES = {
     ("cu_seqlens", 0): ["cumsum-head-first-packed", "u-w-packed", "compute-o-packed"],
-    ("state_pool", 0): ["decode", "decode-packed", "decode-verify", "decode-step-states", "decode-tree", "decode-by-engine"],
+    ("state_pool", 0): [
+        *("decode", "decode-packed", "decode-verify", "decode-step-states", "decode-tree", "decode-by-engine"),
+        "decode-channels",
+    ],
     ("step_states", 0): ["decode-step-states", "decode-tree"],
     ("step_states", 1): ["decode-step-states", "decode-tree"],
     ("state", 1): ["recurrent-accepted", "recurrent-accepted-packed"],
@@ -262,6 +268,20 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     ("chunked", "cu_seqlens", changing(cu_seqlens=ints(0, 3))),
     ("chunked-packed", "cu_seqlens", without("cu_seqlens")),
     ("chunked-pool", "state", without("state")),
+    # gates of channels
+    *(("decode-channels", "lower_bound", changing(lower_bound=x)) for x in (0.0, 1.0, math.nan, -math.inf, -1e39)),
+    ("decode", "lower_bound", changing(lower_bound=-5.0)),
+    ("decode", "A_log", changing(A_log=None)),
+    ("decode-channels", "A_log", changing(A_log=torch.zeros(HV, DK))),
+    ("decode-channels", "dt_bias", changing(dt_bias=torch.zeros(HV))),
+    ("decode-channels", "dt_bias", changing(dt_bias=torch.zeros(HV * DK + 1))),
+    ("decode-channels-log-decays", "dt_bias", changing(dt_bias=torch.zeros(HV, DK))),
+    ("decode-channels", "a", lambda x: x | {"a": x["a"][..., 1:]}),
+    ("decode-channels", "a", lambda x: x | {"a": x["a"][..., None]}),
+    ("replay-channels", "lower_bound", changing(lower_bound=0.0)),
+    ("replay-channels", "decays", lambda x: x | {"decays": x["decays"][..., 0].contiguous()}),
+    ("replay", "decays", lambda x: x | {"decays": x["decays"][..., None].repeat(1, 1, 1, 1, DK)}),
+    ("replay", "A_log", changing(A_log=None)),
     # gates, states that are written, and the arguments that say so
     ("recurrent-PREFILL", "gate", changing(gate=None, gate_is_linear=True)),
     ("recurrent-by-engine", "gate", changing(gate=None)),

@@ -54,6 +54,17 @@ def test_decode(api: Any, rows: tuple[Tensor, ...], with_out: bool) -> None:
     assert not with_out or ours.data_ptr() == out.data_ptr()
 
 
+@pytest.mark.parametrize("lower_bound", [None, -5.0])
+def test_decode_with_a_gate_for_every_channel(api: Any, rows: tuple[Tensor, ...], lower_bound: float | None) -> None:
+    query, key, value, _, b = (x[:, :1] for x in rows)
+    a, bias = torch.randn(*b.shape, key.shape[-1]), torch.randn(b.shape[-1], key.shape[-1])
+    pools, slots = [torch.ones(3, 4, 24, 16) for _ in range(2)], torch.tensor([2, 0])
+    A_log = None if lower_bound else b[0, 0]
+    ours = api.fused_decode(query, key, value, a, b, A_log, bias, pools[0], slots, None, lower_bound)
+    expected = gdn_cuda.fused_decode(query, key, value, a, b, A_log, bias, pools[1], slots, lower_bound=lower_bound)
+    assert torch.equal(ours, expected) and torch.equal(*pools)
+
+
 def test_a_layers_step(api: Any, seed: int) -> None:
     given = [layer_arguments(2, 3, seed, "split") | {"conv_bias": None} for _ in range(2)]
     names = ("qkvz", "ba", "z", "a", "conv_weight", "A_log", "dt_bias", "norm_weight", "conv_pool", "state_pool")

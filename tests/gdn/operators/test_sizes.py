@@ -52,6 +52,7 @@ def decode(**changes: Any) -> tuple[Any, ...]:
         "write_indices": None,
         "update_state": True,
         "scale": None,
+        "lower_bound": None,
         "use_qk_l2norm": True,
         "allow_negative_eigenvalues": False,
         "out": written(1, 1, 1, 8),

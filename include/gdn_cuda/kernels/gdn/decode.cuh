@@ -6,6 +6,10 @@
 // (recurrence/state_row.cuh). A block processes the rows of one head in steps. With more than one step, each thread prefetches
 // what it will use by cp.async into shared memory: an SM has up to 190 KB in flight and needs no barrier.
 //
+// With channel_gates, e^g is a vector and S <- S diag(e^g): a block's threads compute one channel each, and all read their
+// columns' decays from shared memory. A step multiplies the row with them first, where it would else multiply with e^g, so it
+// takes as many multiply-adds; columns whose decay is 0 are cleared before, as 0 times infinity would be NaN.
+//
 // Bound of large batches: memory, the state read and written once. On an H200, 64 sequences of 32 heads reach 86 % of a copy's
 // bandwidth with fp32 states and 76 % with bf16, 256 sequences 92 and 87 % (docs/benchmarks/decode.md).
 //
@@ -16,6 +20,7 @@
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/gdn/decode_plan.cuh>
+#include <gdn_cuda/kernels/recurrence/channel_loads.cuh>
 #include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
 #include <gdn_cuda/kernels/recurrence/state_row.cuh>
 
@@ -59,8 +64,17 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
     GateForms forms;
     if constexpr (kConfig.fused_gates) forms = {.gate = GateForms::raw, .beta_is_logit = true, .beta_factor = args.beta_factor};
     RawGates gates;
-    gates.load(args, sequence * args.gate.sequence + head * args.gate.head,
-               sequence * args.beta.sequence + head * args.beta.head, head, forms);
+    ChannelLoads<kConfig.head_k, kConfig.threads(), 1> channels;
+    const i64 gate_at = sequence * args.gate.sequence + head * args.gate.head;
+    const auto gate_of_token = [&](int) { return gate_at; };
+    const i64 beta_at = sequence * args.beta.sequence + head * args.beta.head;
+    if constexpr (kConfig.channel_gates) {
+        forms = args.forms;
+        gates.load_beta(args, beta_at);
+        channels.load(args, head, 0, 1, gate_of_token);
+    } else {
+        gates.load(args, gate_at, beta_at, head, forms);
+    }
 
     // Padding, or an invalid index, which the host cannot see.
     if (slot < 0 || slot == args.null_slot || slot >= args.slot_count) {
@@ -94,7 +108,15 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
     }
 
     TokenScalars scalars;
-    gates.finish(args, forms, scalars);
+    bool resets_columns = false;
+    if constexpr (kConfig.channel_gates) {
+        scalars.decay = 1.f;  // a constant: columns decay before `advance`
+        scalars.beta = gates.beta_of(args, forms);
+        resets_columns = __syncthreads_or(channels.finish(args, head, 1, gate_of_token, [&](int) { return shared.decays; }));
+        if (kStages == 0 && resets_columns) loaded.clear_where_zero(shared.decays, lane);
+    } else {
+        gates.finish(args, forms, scalars);
+    }
     set_products<kLayout>(scalars, query, key, args.scale, args.qk_norm);
 
     const bool kept = from_memory && !resets(scalars);
@@ -105,6 +127,13 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
     for (int step = 0; step < steps; ++step) {
         if constexpr (kStages > 0) {
             cp_async_wait<kStages - 1>();
+            if constexpr (kConfig.channel_gates) {
+                if (resets_columns)  // in shared memory: selects in registers cost a tenth of the loop's instructions
+#pragma unroll 1
+                    for (int i = 0; i < kVectors; ++i)
+                        clear_where_zero(reinterpret_cast<State*>(shared.state[step % kRing][i][threadIdx.x].bytes),
+                                         shared.decays + StateSlice::column(i, lane), kLayout.vector);
+            }
             if (kept) {
 #pragma unroll
                 for (int i = 0; i < kVectors; ++i)
@@ -117,6 +146,12 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
         float s[kLayout.per_lane];
 #pragma unroll
         for (int i = 0; i < kLayout.per_lane; ++i) s[i] = loaded[i];
+        if constexpr (kConfig.channel_gates) {
+            RowSlice<float, kLayout, true, true> decays;
+            decays.load(shared.decays, lane, kConfig.head_k);
+#pragma unroll
+            for (int i = 0; i < kLayout.per_lane; ++i) s[i] *= decays[i];
+        }
         const float out = advance<kLayout>(s, query, key, scalars, __shfl_sync(0xffffffffu, value, step, kLanes));
         if (lane == step) result = out;
         if (in_range(step)) loaded.store(state_out + row_at(step), lane, kConfig.head_k, s);

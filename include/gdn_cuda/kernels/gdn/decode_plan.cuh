@@ -1,6 +1,7 @@
 // Configuration, shared memory and arguments of gdn/decode, for host and device.
 #pragma once
 
+#include <gdn_cuda/kernels/recurrence/call.cuh>
 #include <gdn_cuda/kernels/recurrence/state_layout.cuh>
 
 namespace gdn_cuda::gdn {
@@ -12,20 +13,30 @@ struct DecodeConfig {
     int warps;
     int stages;        // row steps in flight in shared memory; 0: one step per block, loaded into registers
     bool fused_gates;  // gates are computed from a, b, A_log and dt_bias; else the arguments are beta and the log decay
+    bool channel_gates = false;  // a gate for every channel of the key: DecodeArgs::channels, and any form of beta
 
     constexpr bool operator==(const DecodeConfig&) const = default;
 
-    GDN_FIELDS(head_k, io, state, warps, stages, fused_gates)
+    GDN_FIELDS(head_k, io, state, warps, stages, fused_gates, channel_gates)
 
     GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
     GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
     GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / layout().lanes; }
-    GDN_HOST_DEVICE constexpr int shared_bytes() const { return stages * threads() * layout().per_lane * bytes_of(state); }
+    GDN_HOST_DEVICE constexpr int shared_bytes() const {
+        return stages * threads() * layout().per_lane * bytes_of(state) + (channel_gates ? head_k * bytes_of(DType::f32) : 0);
+    }
 };
 
-// A thread reads only what it copied itself, so there are no barriers.
+template <DecodeConfig kConfig, bool kChannelGates = kConfig.channel_gates>
+struct DecodeDecays {};
 template <DecodeConfig kConfig>
-struct DecodeSharedPlan {
+struct alignas(16) DecodeDecays<kConfig, true> {
+    float decays[kConfig.head_k];  // the only part that threads read from each other
+};
+
+// A thread reads only the elements of the state that it copied itself, so there are no barriers for them.
+template <DecodeConfig kConfig>
+struct DecodeSharedPlan : DecodeDecays<kConfig> {
     struct alignas(16) Vector {
         unsigned char bytes[16];
     };
@@ -57,6 +68,10 @@ struct DecodeArgs {
     const void* state_in;  // (slots, Hv, dv, dk); nullptr: zeros
     void* state_out;
     i64 state_in_slot, state_out_slot;
+
+    // With a gate for every channel, whose strides of sequences and heads are those of `gate`.
+    ChannelGates channels;
+    GateForms forms;  // of beta
 };
 
 }  // namespace gdn_cuda::gdn

@@ -6,6 +6,8 @@
 // the first token to the last: S is read and written once however many tokens there are (recurrence/state_row.cuh). A block
 // loads a batch of tokens into shared memory for all its rows, while loads of the state are in flight.
 //
+// With channel_gates, g has a value for every channel of the key, and S <- S diag(exp(g)).
+//
 // It runs packed batches, odd head dimensions and strides, and chunked_forward where rows are not 16-byte aligned.
 //
 // Bound: with few tokens, memory, the state read and written once; with many, the latency of a token, as each needs the state
@@ -67,7 +69,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
 #pragma unroll 1
         for (int first = 0; first == 0 || first < span.length; first += kBatch) {
             const int count = min(kBatch, span.length - first);
-            if (count > 0) load_tokens<kConfig>(shared, call, sequence, span.start + first, count, head, first_row);
+            bool may_reset = false;
+            if (count > 0) may_reset = load_tokens<kConfig>(shared, call, sequence, span.start + first, count, head, first_row);
             if (first == 0)
 #pragma unroll
                 for (int r = 0; r < kRows; ++r)
@@ -100,7 +103,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
                 }
                 advance_rows<kConfig, kRows, State, StateSlice>(shared, t, rows, lane,
                                                                 step_state<State>(call, sequence, packed_before, first + t),
-                                                                call.dk, row_of, row_offset, in_range);
+                                                                call.dk, may_reset, row_of, row_offset, in_range);
             }
             __syncthreads();
             store_outputs<kConfig>(shared, call, sequence, span.start + first, count, head, first_row);

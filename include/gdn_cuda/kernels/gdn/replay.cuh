@@ -12,6 +12,10 @@
 // in each lane. Then one thread per row computes the recurrence between tokens. cp.async keeps row steps in flight as in
 // gdn/decode. The products of tokens with each other are computed by the same code, on keys and queries in place of rows.
 //
+// With channel_gates, decays are vectors over the columns of S. Rows are multiplied with those of a stored token before its
+// update, and with those of a new token before its key and query; so are earlier keys where tokens are multiplied with each
+// other. Every product of decays is then in the sums, and 0 clears a column.
+//
 // Blocks of other heads and rows read the stored keys and decays that one block replaces, so there are two banks of them
 // (replay/plan.cuh).
 //
@@ -70,12 +74,23 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     RowLoads<kConfig> loads;
     loads.load(args, place, stored);
     load_stored_keys(shared, args, place, stored);
+    if constexpr (kConfig.channel_gates) load_stored_decays(shared, args, place, stored);
     cp_async_fence();
+    ChannelLoads<kConfig.head_k, kConfig.threads(), 4> channels(args.dk);
+    const auto gate_at = [&](int t) { return scalar_offset(args.gate, place.sequence, place.start + t, place.head); };
+    if constexpr (kConfig.channel_gates)
+        if (place.length > 0) {
+            channels.load(args, place.head, 0, place.length, gate_at);
+            channels.finish(args, place.head, place.length, gate_at, [&](int t) { return shared.decays[t]; });
+        }
     gates.finish(shared, args, place);
     const StoredSteps steps = loads.finish(shared, place, stored);
     cp_async_wait<0>();
     __syncthreads();
-    prepare_tokens(shared, args, place);
+    bool may_reset = false;
+    if constexpr (kConfig.channel_gates) may_reset = find_resets(shared, args, place, stored);
+    prepare_tokens(shared, args, place, may_reset);
+    const auto every_row = [](int) { return true; };
 
 #pragma unroll 1
     for (int step = 0; step < args.steps; ++step) {
@@ -99,12 +114,15 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         if constexpr (kStages > 0) fetch(step + kStages);
 
         if (stored > 0) {
+            if constexpr (!kConfig.channel_gates)
 #pragma unroll
-            for (auto& row : rows)
+                for (auto& row : rows)
 #pragma unroll
-                for (float& x : row) x *= steps.decay;
+                    for (float& x : row) x *= steps.decay;
 #pragma unroll 1
             for (int j = steps.first; j < stored; ++j) {
+                if constexpr (kConfig.channel_gates)
+                    decay_columns<kConfig>(rows, shared.stored_decays[j], lane, may_reset, every_row);
                 RowSlice<Io, kLayout, true, true> key;
                 key.load(reinterpret_cast<const Io*>(shared.stored_keys[j].bytes), lane, kConfig.head_k);
                 Vector<float, kRows, true> updates;
@@ -120,8 +138,12 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
                 if (in_range(step, r)) slice.store(row_at(step, r), lane, args.dk, rows[r]);
             }
         }
-        multiply<kConfig>(shared, 2 * place.length, rows, lane,
-                          [&](int vector, int r, float x) { shared.products[vector][row_of(step, r)] = x; });
+        multiply<kConfig>(
+            shared, 2 * place.length, rows, lane,
+            [&](int t) {
+                if constexpr (kConfig.channel_gates) decay_columns<kConfig>(rows, shared.decays[t], lane, may_reset, every_row);
+            },
+            [&](int vector, int r, float x) { shared.products[vector][row_of(step, r)] = x; });
     }
     __syncthreads();
     finish_tokens(shared, args, place);

@@ -6,6 +6,9 @@
 // last. A block processes several steps of rows; cp.async copies the rows of the next step during the tokens of the present
 // one. Tokens are in shared memory in fp32, converted once for all rows of the block.
 //
+// With channel_gates, g has a value for every channel of the key, and S <- S diag(exp(g)): rows are multiplied with a token's
+// decays, which are in shared memory, before its key and query.
+//
 // Bound of many sequences: memory, the state read once and written once, or once per token if every state is kept. From about
 // eight tokens on arithmetic: four instructions per token for each element. On an H200 with 64 sequences of 32 heads and fp32
 // states, 82 % of a copy's bandwidth with 4 tokens and 68 % with 8; if every state is kept, 84 and 83 %
@@ -18,6 +21,7 @@
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/gdn/verify/rows.cuh>
 #include <gdn_cuda/kernels/gdn/verify/tokens.cuh>
+#include <gdn_cuda/kernels/recurrence/channel_loads.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -40,6 +44,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
                             .rows = min(args.steps * kStepRows, call.dv - first_row)};
     VerifyToken<kConfig> token;
     token.load(call, place, 0);
+    ChannelLoads<kConfig.head_k, kConfig.threads(), 4> channels;
+    const auto gate_at = [&](int t) { return scalar_offset(call.gate, place.sequence, t, place.head); };
+    if constexpr (kConfig.channel_gates) channels.load(call, place.head, 0, call.tokens, gate_at);
     const bool from_memory = has_initial_state(call, place.sequence);
     slot_in_flight.load_slot(call);
     i64 slot;
@@ -70,7 +77,12 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     const i64 last_slot = last_slot_of(call, place.sequence, slot);
     State* const last = static_cast<State*>(call.last.data) + last_slot * call.last.slot + first_element;
     State* const kept = static_cast<State*>(call.steps.data) + first_element;
-    __syncthreads();
+    bool resets_columns = false;
+    if constexpr (kConfig.channel_gates)
+        resets_columns =
+            __syncthreads_or(channels.finish(call, place.head, call.tokens, gate_at, [&](int t) { return shared.decays[t]; }));
+    else
+        __syncthreads();
 
 #pragma unroll 1
     for (int step = 0; step < args.steps; ++step) {
@@ -80,7 +92,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         const int at = step * kStepRows;
 #pragma unroll 1
         for (int t = 0; t < call.tokens; ++t) {
-            rows.advance(shared, t, at);
+            rows.advance(shared, t, at, resets_columns);
             if (const i64 to = shared.kept[t]; to >= 0) rows.store(kept + to + at * kConfig.head_k, rows_of(step));
         }
         if (last_slot >= 0) rows.store(last + at * kConfig.head_k, rows_of(step));

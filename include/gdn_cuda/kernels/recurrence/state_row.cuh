@@ -7,6 +7,14 @@
 
 namespace gdn_cuda::gdn {
 
+// Clears the elements of `count` columns whose decays are 0, infinities and NaN included.
+template <class T>
+__device__ __forceinline__ void clear_where_zero(T* elements, const float* decays, int count) {
+#pragma unroll 1
+    for (int i = 0; i < count; ++i)
+        if (decays[i] == 0.f) elements[i] = from_float<T>(0.f);
+}
+
 // One lane's slice of a row of dk elements: vectors `lane`, `lane + lanes`, ... With kExact, dk is the layout's head_k.
 template <class T, StateLayout kLayout, bool kAligned, bool kExact>
 struct RowSlice {
@@ -24,6 +32,13 @@ struct RowSlice {
 #pragma unroll
         for (int i = 0; i < kLayout.vectors(); ++i)
             inside(i, lane, dk) ? vectors[i].load_streaming(row + column(i, lane)) : vectors[i].clear();
+    }
+    // Clears columns whose decays are 0; `decays` are those of the row.
+    __device__ __forceinline__ void clear_where_zero(const float* decays, int lane) {
+#pragma unroll
+        for (int i = 0; i < kLayout.per_lane; ++i)
+            if (decays[column(i / kLayout.vector, lane) + i % kLayout.vector] == 0.f)
+                vectors[i / kLayout.vector].set(i % kLayout.vector, 0.f);
     }
     __device__ __forceinline__ void clear() {
         for (auto& vector : vectors) vector.clear();

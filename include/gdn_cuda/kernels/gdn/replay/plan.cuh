@@ -1,6 +1,7 @@
 // Configuration, shared memory and arguments of gdn/replay, for host and device.
 #pragma once
 
+#include <gdn_cuda/kernels/recurrence/call.cuh>
 #include <gdn_cuda/kernels/recurrence/state_layout.cuh>
 
 namespace gdn_cuda::gdn {
@@ -13,10 +14,11 @@ struct ReplayConfig {
     int tokens;    // the most tokens of a sequence, stored or new
     bool aligned;  // every row is 16-byte aligned
     int warps;
+    bool channel_gates = false;  // a gate for every channel of the key
 
     constexpr bool operator==(const ReplayConfig&) const = default;
 
-    GDN_FIELDS(head_k, exact_k, io, state, tokens, aligned, warps)
+    GDN_FIELDS(head_k, exact_k, io, state, tokens, aligned, warps, channel_gates)
 
     static constexpr int kRowsPerThread = 4;  // a thread reads and converts keys and queries once for all of them
     GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
@@ -25,6 +27,7 @@ struct ReplayConfig {
     GDN_HOST_DEVICE constexpr int stages() const { return !exact_k || !aligned ? 0 : tokens > 8 ? 1 : 2; }
     // Blocks per SM: with this bound no register spills, and shared memory has room for as many blocks.
     GDN_HOST_DEVICE constexpr int blocks_at_least() const {
+        if (channel_gates) return tokens <= 8 ? 3 : 2;
         return exact_k && aligned && tokens <= 8 && layout().per_lane <= 16 ? 4 : 3;
     }
     GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / layout().lanes * kRowsPerThread; }
@@ -39,8 +42,15 @@ struct alignas(16) ReplayToken {
     int first;                     // the last token up to this one that resets: nothing before it has an effect; -1: none
 };
 
+template <ReplayConfig kConfig, bool kChannelGates = kConfig.channel_gates>
+struct ReplayDecays {};
 template <ReplayConfig kConfig>
-struct ReplaySharedPlan {
+struct alignas(16) ReplayDecays<kConfig, true> {
+    float decays[kConfig.tokens][kConfig.head_k], stored_decays[kConfig.tokens][kConfig.head_k];  // 1 past dk
+};
+
+template <ReplayConfig kConfig>
+struct ReplaySharedPlan : ReplayDecays<kConfig> {
     struct alignas(16) Vector {
         unsigned char bytes[16];
     };
@@ -86,10 +96,14 @@ struct ReplayArgs {
     // reads the bank in `banks` for its rows, and new tokens are written to the other.
     void* keys;      // (slots, 2, stored_steps, Hk, dk), unscaled
     float* updates;  // (slots, stored_steps, Hv, dv): v' times the key's scale
-    float* decays;   // (slots, 2, stored_steps, Hv)
+    float* decays;   // (slots, 2, stored_steps, Hv), with gates of channels (slots, 2, stored_steps, Hv, dk)
     float* banks;    // (slots, Hv, dv / kRowsPerBank), 0 or 1
     i64 keys_slot, updates_slot, decays_slot, banks_slot;
     int stored_steps;
+
+    // With a gate for every channel.
+    ChannelGates channels;
+    GateForms forms;  // of beta
 };
 inline constexpr int kRowsPerBank = 8;
 

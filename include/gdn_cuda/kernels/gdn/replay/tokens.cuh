@@ -6,6 +6,7 @@
 #include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/gdn/replay/plan.cuh>
+#include <gdn_cuda/kernels/recurrence/channel_loads.cuh>
 #include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
 #include <gdn_cuda/kernels/recurrence/state_row.cuh>
 
@@ -61,6 +62,9 @@ struct ReplayPlace {
         return static_cast<Io*>(args.keys) + slot * args.keys_slot + row * args.dk;
     }
     __device__ __forceinline__ float* decay_of(const ReplayArgs& args, int from_bank, int step) const {
+        if constexpr (kConfig.channel_gates)
+            return args.decays + slot * args.decays_slot +
+                   ((static_cast<i64>(from_bank) * args.stored_steps + step) * args.heads + head) * args.dk;
         return args.decays + slot * args.decays_slot + (static_cast<i64>(from_bank) * args.stored_steps + step) * args.heads +
                head;
     }
@@ -124,6 +128,46 @@ __device__ __forceinline__ void load_stored_keys(ReplaySharedPlan<kConfig>& shar
     }
 }
 
+// The decays of stored tokens where every channel has one; 0 past dk.
+template <ReplayConfig kConfig>
+__device__ __forceinline__ void load_stored_decays(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
+                                                   const ReplayPlace<kConfig>& place, int stored) {
+    constexpr int kPerVector = 4, kVectors = kConfig.head_k / kPerVector;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < stored * kVectors; i += kConfig.threads()) {
+        const int step = i / kVectors, at = i % kVectors * kPerVector;
+        const float* from = place.decay_of(args, place.bank, step);
+        const bool exists = kConfig.exact_k || at < args.dk;
+        float* to = &shared.stored_decays[step][at];
+        if constexpr (kConfig.aligned) {
+            cp_async_16_zfill(static_cast<unsigned>(__cvta_generic_to_shared(to)), exists ? from + at : from, exists);
+        } else {
+#pragma unroll
+            for (int j = 0; j < kPerVector; ++j) to[j] = exists ? from[at + j] : 0.f;
+        }
+    }
+}
+
+// Multiplies the columns of a group's rows with their decays. `may_reset`: one may be 0, which clears its column, infinities
+// and NaN included. Rows for which decays(r) is false stay.
+template <ReplayConfig kConfig, class Decays>
+__device__ __forceinline__ void decay_columns(float (&rows)[ReplayConfig::kRowsPerThread][kConfig.layout().per_lane],
+                                              const float* of_columns, int lane, bool may_reset, Decays&& decays) {
+    constexpr StateLayout kLayout = kConfig.layout();
+    RowSlice<float, kLayout, true, true> each;
+    each.load(of_columns, lane, kConfig.head_k);
+#pragma unroll
+    for (int r = 0; r < ReplayConfig::kRowsPerThread; ++r) {
+        if (!decays(r)) continue;
+        if (may_reset)
+#pragma unroll
+            for (int i = 0; i < kLayout.per_lane; ++i)
+                if (each[i] == 0.f) rows[r][i] = 0.f;
+#pragma unroll
+        for (int i = 0; i < kLayout.per_lane; ++i) rows[r][i] *= each[i];
+    }
+}
+
 // What the stored tokens do to a row, except that their updates from token `first` on are added.
 struct StoredSteps {
     float decay;
@@ -149,7 +193,7 @@ struct RowLoads {
         for (int step = 0; step < kConfig.tokens; ++step) {
             update[step] = 0.f;
             if (step >= stored) continue;
-            decay[step] = *place.decay_of(args, place.bank, step);
+            if constexpr (!kConfig.channel_gates) decay[step] = *place.decay_of(args, place.bank, step);
             if (mine) update[step] = place.updates_of(args, step)[row];
         }
     }
@@ -165,6 +209,7 @@ struct RowLoads {
         for (int step = kConfig.tokens - 1; step >= 0; --step) {
             if (step >= stored || steps.cleared) continue;
             shared.stored[step][row] = update[step] * steps.decay;
+            if constexpr (kConfig.channel_gates) continue;
             steps.decay *= decay[step];
             if (decay[step] != 0.f) continue;
             steps.cleared = true;
@@ -175,10 +220,11 @@ struct RowLoads {
 };
 
 // Multiplies a group's rows with the first `count` keys and queries, and calls store(vector, row, product). A whole warp calls.
-template <ReplayConfig kConfig, class Store>
+// With gates of channels, before_token(t) is called before the key of token t, and may change the rows.
+template <ReplayConfig kConfig, class BeforeToken, class Store>
 __device__ __forceinline__ void multiply(const ReplaySharedPlan<kConfig>& shared, int count,
-                                         const float (&rows)[ReplayConfig::kRowsPerThread][kConfig.layout().per_lane], int lane,
-                                         Store&& store) {
+                                         float (&rows)[ReplayConfig::kRowsPerThread][kConfig.layout().per_lane], int lane,
+                                         BeforeToken&& before_token, Store&& store) {
     using Io = Storage<kConfig.io>;
     constexpr StateLayout kLayout = kConfig.layout();
     constexpr int kRows = ReplayConfig::kRowsPerThread, kVectors = 4, kSums = kRows * kVectors;
@@ -188,6 +234,8 @@ __device__ __forceinline__ void multiply(const ReplaySharedPlan<kConfig>& shared
         float sums[kSums];
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
+            if constexpr (kConfig.channel_gates)
+                if (v % 2 == 0 && first + v < count) before_token((first + v) / 2);
             RowSlice<Io, kLayout, true, true> vector;
             const int at = min(first + v, count - 1);
             vector.load(reinterpret_cast<const Io*>(shared.keys_and_queries[at].bytes), lane, kConfig.head_k);
@@ -220,6 +268,11 @@ struct GateLoads {
 
     __device__ __forceinline__ void load(const ReplayArgs& args, const ReplayPlace<kConfig>& place) {
         const i64 token = place.start + threadIdx.x;
+        if constexpr (kConfig.channel_gates) {
+            if (static_cast<int>(threadIdx.x) < place.length)
+                raw.load_beta(args, scalar_offset(args.beta, place.sequence, token, place.head));
+            return;
+        }
         if (static_cast<int>(threadIdx.x) < place.length)
             raw.load(args, scalar_offset(args.gate, place.sequence, token, place.head),
                      scalar_offset(args.beta, place.sequence, token, place.head), place.head, forms(args));
@@ -228,16 +281,47 @@ struct GateLoads {
                                            const ReplayPlace<kConfig>& place) const {
         if (static_cast<int>(threadIdx.x) >= place.length) return;
         TokenScalars scalars;
+        if constexpr (kConfig.channel_gates) {
+            shared.token[threadIdx.x].beta = raw.beta_of(args, args.forms);
+            return;
+        }
         raw.finish(args, forms(args), scalars);
         shared.token[threadIdx.x].decay = scalars.decay;
         shared.token[threadIdx.x].beta = scalars.beta;
     }
 };
 
-// Computes the scalars of the new tokens, and the weight of each one's update in later ones. Ends with a barrier.
+// With gates of channels: sets each new token's decay to 0 if it resets all channels, else 1, and returns whether a new or a
+// stored token resets one.
+template <ReplayConfig kConfig>
+__device__ __forceinline__ bool find_resets(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
+                                            const ReplayPlace<kConfig>& place, int stored) {
+    const int lane = threadIdx.x % 32;
+    bool any = false;
+#pragma unroll 1
+    for (int t = threadIdx.x / 32; t < place.length; t += kConfig.warps) {
+        bool all = true;
+#pragma unroll 1
+        for (int c = lane; c < args.dk; c += 32) {
+            const bool is_reset = shared.decays[t][c] == 0.f;
+            any |= is_reset;
+            all &= is_reset;
+        }
+        all = __all_sync(0xffffffffu, all);
+        if (lane == 0) shared.token[t].decay = all ? 0.f : 1.f;
+    }
+#pragma unroll 1
+    for (int step = 0; step < stored; ++step)
+#pragma unroll 1
+        for (int c = threadIdx.x; c < args.dk; c += kConfig.threads()) any |= shared.stored_decays[step][c] == 0.f;
+    return __syncthreads_or(any);
+}
+
+// Computes the scalars of the new tokens, and the weight of each one's update in later ones. Ends with a barrier. `may_reset`:
+// with gates of channels, whether a decay may be 0.
 template <ReplayConfig kConfig>
 __device__ __forceinline__ void prepare_tokens(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
-                                               const ReplayPlace<kConfig>& place) {
+                                               const ReplayPlace<kConfig>& place, bool may_reset) {
     using Io = Storage<kConfig.io>;
     constexpr StateLayout kLayout = kConfig.layout();
     constexpr int kRows = ReplayConfig::kRowsPerThread, kRowsPerWarp = 32 / kLayout.lanes * kRows;
@@ -255,9 +339,15 @@ __device__ __forceinline__ void prepare_tokens(ReplaySharedPlan<kConfig>& shared
 #pragma unroll
             for (int i = 0; i < kLayout.per_lane; ++i) rows[r][i] = row[i];
         }
-        multiply<kConfig>(shared, 2 * tokens, rows, lane, [&](int vector, int r, float x) {
-            if (mine + r < 2 * tokens) shared.gram[vector][mine + r] = x;
-        });
+        multiply<kConfig>(
+            shared, 2 * tokens, rows, lane,
+            [&](int t) {  // a row is the key or query of token (mine + r) / 2, which later tokens' columns decay
+                if constexpr (kConfig.channel_gates)
+                    decay_columns<kConfig>(rows, shared.decays[t], lane, may_reset, [&](int r) { return (mine + r) / 2 < t; });
+            },
+            [&](int vector, int r, float x) {
+                if (mine + r < 2 * tokens) shared.gram[vector][mine + r] = x;
+            });
     }
     __syncthreads();
     const auto scale_of = [&](int vector) { return args.qk_norm ? rsqrtf(shared.gram[vector][vector] + kNormEpsilon) : 1.f; };
@@ -338,7 +428,15 @@ __device__ __forceinline__ void store_steps(const ReplaySharedPlan<kConfig>& sha
     const int bank = 1 - place.bank, thread = threadIdx.x;
     if (thread < ceil_div(place.rows, kRowsPerBank)) place.banks(args)[thread] = static_cast<float>(bank);
     if (place.first_row != 0) return;
-    if (thread < place.length) *place.decay_of(args, bank, thread) = shared.token[thread].decay;
+    if constexpr (kConfig.channel_gates) {
+#pragma unroll 1
+        for (int step = 0; step < place.length; ++step)
+#pragma unroll 1
+            for (int c = thread; c < args.dk; c += kConfig.threads())
+                place.decay_of(args, bank, step)[c] = shared.decays[step][c];
+    } else if (thread < place.length) {
+        *place.decay_of(args, bank, thread) = shared.token[thread].decay;
+    }
     if (place.head % args.heads_per_key != 0) return;
 #pragma unroll 1
     for (int i = thread; i < place.length * kVectors; i += kConfig.threads()) {

@@ -11,10 +11,11 @@ struct VerifyConfig {
     DType state;
     int rows_per_thread;  // in a step: a thread reads a token once for all of them, and shuffles sum them together
     int warps;
+    bool channel_gates = false;  // a gate for every channel of the key
 
     constexpr bool operator==(const VerifyConfig&) const = default;
 
-    GDN_FIELDS(head_k, io, state, rows_per_thread, warps)
+    GDN_FIELDS(head_k, io, state, rows_per_thread, warps, channel_gates)
 
     static constexpr int kTokens = 16;     // the most tokens of a sequence
     static constexpr int kMostRows = 128;  // per block
@@ -28,7 +29,8 @@ struct VerifyConfig {
     }
     GDN_HOST_DEVICE constexpr int parts() const { return layout().lanes / lanes(); }
     GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / lanes() * rows_per_thread; }
-    // Blocks per SM: with this bound no register spills, and shared memory has room for as many blocks.
+    // Blocks per SM: with this bound no register spills, and shared memory has room for as many blocks, with gates of channels
+    // for one less.
     GDN_HOST_DEVICE constexpr int blocks_at_least() const { return head_k > 128 ? 3 : 4; }
 };
 
@@ -37,8 +39,15 @@ constexpr int most_verify_rows_per_thread(int head_k) {
     return head_k == 96 || head_k == 192 ? 2 : 4;
 }
 
+template <VerifyConfig kConfig, bool kChannelGates = kConfig.channel_gates>
+struct VerifyDecays {};
 template <VerifyConfig kConfig>
-struct VerifySharedPlan {
+struct alignas(16) VerifyDecays<kConfig, true> {
+    float decays[VerifyConfig::kTokens][kConfig.head_k];
+};
+
+template <VerifyConfig kConfig>
+struct VerifySharedPlan : VerifyDecays<kConfig> {
     static constexpr int kTokens = VerifyConfig::kTokens;
     struct alignas(16) Vector {
         unsigned char bytes[16];

@@ -78,10 +78,15 @@ struct VerifyRows {
     }
 
     // Updates the rows by one token, as `advance` of recurrence/state_row.cuh: each row's output overwrites its value.
-    // `first_row` is the first row of the step.
-    __device__ __forceinline__ void advance(Shared& shared, int t, int first_row) {
-        const TokenScalars scalars = shared.scalars[t];
-        if (resets(scalars)) clear();
+    // `first_row` is the first row of the step; `resets_columns`: with gates of channels, whether a decay may be 0.
+    __device__ __forceinline__ void advance(Shared& shared, int t, int first_row, bool resets_columns) {
+        TokenScalars scalars = shared.scalars[t];
+        if constexpr (kConfig.channel_gates) {
+            scalars.decay = 1.f;  // a constant: columns have decayed before the update
+            decay_columns(shared.decays[t], resets_columns);
+        } else if (resets(scalars)) {
+            clear();
+        }
         float key[kParts][kPerPart], sums[kSums];
         load(shared.key[t].elements, key);
         multiply(key, sums);
@@ -118,6 +123,24 @@ struct VerifyRows {
     }
 
   private:
+    __device__ __forceinline__ void decay_columns(const float* of_columns, bool may_reset) {
+        float decays[kParts][kPerPart];
+        load(of_columns, decays);
+        if (may_reset)
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+#pragma unroll
+                for (int i = 0; i < kPerPart; ++i)
+                    if (decays[part][i] == 0.f)
+#pragma unroll
+                        for (int r = 0; r < kRows; ++r) s[r][part][i] = 0.f;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r)
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+#pragma unroll
+                for (int i = 0; i < kPerPart; ++i) s[r][part][i] *= decays[part][i];
+    }
     __device__ __forceinline__ void load(const float* row, float (&x)[kParts][kPerPart]) const {
         constexpr int kUnit = 4;
 #pragma unroll

@@ -32,15 +32,21 @@ struct VerifyToken {
         const int key_head = static_cast<unsigned>(place.head) / static_cast<unsigned>(call.heads_per_key);
         query.load(place.row_of<Io>(call.query, t, key_head), lane, kConfig.head_k);
         key.load(place.row_of<Io>(call.key, t, key_head), lane, kConfig.head_k);
-        gates.load(call, scalar_offset(call.gate, place.sequence, t, place.head),
-                   scalar_offset(call.beta, place.sequence, t, place.head), place.head, call.forms);
+        if constexpr (kConfig.channel_gates)
+            gates.load_beta(call, scalar_offset(call.beta, place.sequence, t, place.head));
+        else
+            gates.load(call, scalar_offset(call.gate, place.sequence, t, place.head),
+                       scalar_offset(call.beta, place.sequence, t, place.head), place.head, call.forms);
     }
 
     __device__ __forceinline__ void finish(VerifySharedPlan<kConfig>& shared, const GdnCall& call, const VerifyPlace& place,
                                            int first) const {
         const int t = first + threadIdx.x / kLayout.lanes, lane = threadIdx.x % kLayout.lanes;
         TokenScalars scalars;
-        gates.finish(call, call.forms, scalars);
+        if constexpr (kConfig.channel_gates)
+            scalars.beta = gates.beta_of(call, call.forms), scalars.decay = 1.f;
+        else
+            gates.finish(call, call.forms, scalars);
         set_products<kLayout>(scalars, query, key, call.scale, call.qk_norm);
         if (t >= call.tokens) return;
         store(shared.query[t].elements, query, lane);
