@@ -184,6 +184,7 @@ def recurrent_forward(
     beta_is_logit: bool = False,
     allow_negative_eigenvalues: bool = False,
     gate_is_linear: bool = False,
+    lower_bound: float | None = None,
     has_initial_state: Tensor | None = None,
     final_state: Tensor | None = None,
     out: Tensor | None = None,
@@ -192,13 +193,15 @@ def recurrent_forward(
 
     Formula:
         S ← exp(gate)·S        v' = beta·(v − S k)        S ← S + v' kᵀ        output = scale · S q
+        with a gate for every channel of the key (Kimi Delta Attention): S ← S·diag(exp(gate)) first
 
     Shapes:
         query, key: (B, T, Hk, dk), or packed (N, Hk, dk) or (1, N, Hk, dk) with `cu_seqlens`; bf16, fp16 or fp32; normalised
           first with `is_qk_norm`
         value, output: (…, Hv, dv), the dtype of query; Hv is a multiple of Hk. If query has more heads than value, a multiple
           of Hv, key has Hv heads, and Hv in the shapes of output, gates and states means query's head count
-        beta, gate: (…, Hv), bf16, fp16 or fp32: the gate is the logarithm of each token's decay; None for 1 and for 0
+        beta, gate: (…, Hv), bf16, fp16 or fp32: the gate is the logarithm of each token's decay; None for 1 and for 0. A gate
+          (…, Hv, dk) has a value for every channel of the key
         state: (B, Hv, dv, dk), fp32, bf16 or fp16, not changed; None for zeros; a [K, V] state is given as its transposed view
         new_state: (B, Hv, dv, dk); with SPEC_VERIFY (B, T, Hv, dv, dk) or packed (N, Hv, dv, dk); the state's dtype, or fp32
           without a state; or the argument `final_state`, of any of these dtypes and any strides
@@ -210,7 +213,10 @@ def recurrent_forward(
         inference_mode: an `InferenceMode`, which states are returned
         is_qk_norm: whether each row of q and k is divided by √(Σ x² + 1e-6)
         scale: dk^-0.5 if None
-        A_log, dt_bias: (Hv,), fp32, bf16 or fp16: with A_log the gate is raw, `a` of `fused_gdn_gating`; dt_bias None is 0
+        A_log, dt_bias: (Hv,), fp32, bf16 or fp16: with A_log the gate is raw, `a` of `fused_gdn_gating`; dt_bias None is 0, and
+          with a gate of channels it is (Hv, dk) or flat
+        lower_bound: below 0: a gate of channels is raw, the logarithm of its decay lower_bound·σ(exp(A_log)·(gate + dt_bias));
+          without A_log its exponential is 1; None: no bound
         gate_is_linear: whether the gate is the decay itself, where 0 is a reset, and not its logarithm
         beta_is_logit: whether beta is a logit, whose sigmoid is used
         allow_negative_eigenvalues: whether twice the logit's sigmoid is used
@@ -222,7 +228,7 @@ def recurrent_forward(
     max(num_accepted_tokens[b], 1) − 1, at most S − 1. With one state per sequence, the counts have no effect.
 
     Edge cases:
-        A gate of −∞ is an exact reset (docs/numerics.md).
+        A gate of −∞ is an exact reset (docs/numerics.md); of a channel, for its column of the state.
         A sequence of no tokens returns the state it starts from.
 
     Example:

@@ -3,14 +3,15 @@
 Any device, any float dtype, differentiable. Arithmetic is in fp32, or in fp64 if an input or `compute_dtype` is fp64; results
 are returned in that dtype and callers round them.
 
-Shapes: query, key (B,T,Hk,dk), value (B,T,Hv,dv), beta, gate (B,T,Hv), state (B,Hv,dv,dk). Packed tensors have no B: the tokens
+Shapes: query, key (B,T,Hk,dk), value (B,T,Hv,dv), beta, gate (B,T,Hv), state (B,Hv,dv,dk). In the recurrence the gate may have
+a value for every channel of the key, (B,T,Hv,dk): Kimi Delta Attention. Packed tensors have no B: the tokens
 of all sequences in order are the first dimension N, and cu_seqlens (B+1) is given. Value head h reads key head h // (Hv / Hk).
 In the recurrence and the chunked form query may have more heads, Hq, a multiple of value's: key then has those of value, and
 everything else those of query; head h reads head h // (Hq / Hv) of key and value.
 Tokens after cu_seqlens[-1] belong to no sequence: their output is zero.
 
 A gate whose exponential is 0 in the dtype of the arithmetic, for example -inf, is an exact reset: nothing is left of the state,
-neither infinities nor NaN, and no gradient passes it.
+neither infinities nor NaN, and no gradient passes it. A channel's gate resets the channel's column of the state.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ def recurrent(
 
         S ← exp(g_t) S;   v' = β_t (v_t − S k_t);   S ← S + v' k_tᵀ;   o_t = scale · S q_t
 
+    and S ← S diag(exp(g_t)) where the gate has value's rank, (…,Hv,dk).
+
     Returns output (like value, or with query's heads), final state (B,Hv,dv,dk) and, with `keep_steps`, the state after every
     token ((B,T,Hv,dv,dk), packed (N,Hv,dv,dk)), else None.
     """
@@ -158,7 +161,7 @@ def _recurrence(x: _Inputs, keep_steps: bool) -> tuple[Tensor, Tensor, Tensor | 
     state, outputs, steps = x.state, [], []
     for t in range(x.v.shape[1]):
         q, k, v, beta, gate = x.q[:, t], x.k[:, t], x.v[:, t], x.beta[:, t], x.gate[:, t]
-        state = decayed(state, gate.exp()[..., None, None])
+        state = decayed(state, gate.exp()[..., None, :] if gate.dim() > beta.dim() else gate.exp()[..., None, None])
         correction = beta[..., None] * (v - (state @ k[..., None]).squeeze(-1))
         state = state + correction[..., :, None] * k[..., None, :]
         outputs.append(x.scale * (state @ q[..., None]).squeeze(-1))

@@ -63,6 +63,22 @@ def _gate_product(rate_log: Tensor, x: Tensor) -> Tensor:
     return -torch.where(by_logarithm, logarithm.exp(), rate_log.masked_fill(by_logarithm, 0).exp() * soft)
 
 
+def channel_log_decay(A_log: Tensor | None, dt_bias: Tensor | None, a: Tensor, lower_bound: float | None) -> Tensor:
+    """The logarithm of the decay of every channel of the key, from raw gates a (…,Hv,dk).
+
+    −exp(A_log) · softplus(a + dt_bias), or with a bound lower_bound · sigmoid(exp(A_log) · (a + dt_bias)); A_log (Hv) or
+    None, then exp(A_log) is 1; dt_bias (Hv,dk), flat, or None, then 0. Beside a bound, an exp(A_log) that overflows is the
+    largest number of its dtype, so that its product with 0 is 0.
+    """
+    dtype = gdn.promoted_dtype(A_log, dt_bias, a)
+    rate_log = a.new_zeros(a.shape[-2], 1, dtype=dtype) if A_log is None else A_log.to(dtype)[:, None]
+    bias = a.new_zeros(a.shape[-2:], dtype=dtype) if dt_bias is None else dt_bias.to(dtype).view(a.shape[-2:])
+    if lower_bound is None:
+        return _log_decay(rate_log, bias, a)
+    rate = rate_log.exp().clamp(max=torch.finfo(dtype).max)
+    return lower_bound * torch.sigmoid(rate * (a.to(dtype) + bias))
+
+
 def _log_of_linear(gate: Tensor) -> Tensor:
     """ln gate, with gradients of 0 where it is −∞, as in `_log_decay`."""
     is_reset = gate == 0
@@ -99,9 +115,8 @@ def _packed(x: Any, *names: str) -> Any:
     x = _with_wide_gates(x)
     if x.cu_seqlens is None:
         return x
-    rank = {"query": 4, "key": 4, "value": 4, "grad_out": 4, "beta": 3, "gate": 3, "a": 3, "b": 3}
-    tensors = {name: getattr(x, name) for name in names}
-    flat = {name: y[0] for name, y in tensors.items() if y is not None and y.dim() == rank[name]}
+    has_batch = x.value.dim() == 4
+    flat = {name: y[0] for name in names if has_batch and (y := getattr(x, name)) is not None}
     return SimpleNamespace(**(vars(x) | flat))
 
 
@@ -111,11 +126,18 @@ def _output_shape(x: Any) -> tuple[int, ...]:
     return *tokens, gdn.heads_of(x.query, x.value), dv
 
 
+def is_raw(x: Any) -> bool:
+    """Whether a call's gate is raw; only some operators take a bound."""
+    return x.A_log is not None or getattr(x, "lower_bound", None) is not None
+
+
 def gates_of_call(x: Any) -> tuple[Tensor, Tensor]:
-    """(beta, logarithm of the decay) of a call with gates in any form."""
+    """(beta, logarithm of the decay) of a call with gates in any form, for heads or for channels."""
     shape = _output_shape(x)[:-1]
     gate = x.value.new_zeros(shape, dtype=torch.float32) if x.gate is None else x.gate
-    if x.A_log is not None:
+    if gate.dim() == len(shape) + 1 and is_raw(x):
+        gate = channel_log_decay(x.A_log, x.dt_bias, gate, x.lower_bound)
+    elif x.A_log is not None:
         bias = torch.zeros_like(x.A_log) if x.dt_bias is None else x.dt_bias
         gate = _log_decay(x.A_log, bias, gate)
     elif x.gate_is_linear:

@@ -20,11 +20,12 @@ struct GDN_HOLDS_TENSORS RecurrentForward {
     bool is_qk_norm = false;
     std::optional<double> scale = {};
     GateOptions gates = {};
+    GateBound bound = {};
     OptionalTensor has_initial_state = {};
     OptionalWritten final_state = {};
     Output out = {};
 
-    GDN_FIELDS(query, key, value, state, beta, gate, cu_seqlens, verify, inference_mode, is_qk_norm, scale, gates,
+    GDN_FIELDS(query, key, value, state, beta, gate, cu_seqlens, verify, inference_mode, is_qk_norm, scale, gates, bound,
                has_initial_state, final_state, out)
 };
 // (out, new state)

@@ -16,7 +16,15 @@ struct GDN_HOLDS_TENSORS GateOptions {
     GDN_FIELDS(A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear)
 };
 
-// The same for a layer's projections, whose gates are raw and whose betas are logits.
+// Beside GateOptions where a gate may have a value for every channel of the key: then the gate is raw, and its logarithm of the
+// decay is lower_bound sigmoid(..).
+struct GDN_HOLDS_TENSORS GateBound {
+    std::optional<double> lower_bound = {};
+
+    GDN_FIELDS(lower_bound)
+};
+
+// GateOptions for a layer's projections, whose gates are raw and whose betas are logits.
 struct GDN_HOLDS_TENSORS RawGates {
     Given A_log, dt_bias;
     bool allow_negative_eigenvalues = false;

@@ -27,6 +27,7 @@ bool is_decode(const Prepared& prepared) {
 
 std::string explain_by_token(const Prepared& prepared) {
     const GdnCall& args = prepared.args;
+    if (args.channels.form != ChannelGate::none) return "a gate for every channel of the key: gdn/recurrent_any";
     if (!prepared.sequences.plain())
         return "float32, rows with gaps, head dimensions that are no multiples of 8, or more heads of query than of value: "
                "gdn/recurrent_any";
@@ -93,7 +94,9 @@ void run_by_token(const Prepared& prepared, const char* function) {
     const Target target = target_of(function, sequences.query);
     if (target.is_explained()) [[unlikely]]
         remark(explain_by_token(prepared));
-    if (!(sequences.plain() && prepared.plain_states)) return RecurrentAny::run(recurrent_any_args(prepared), target);
+    const bool one_gate = args.channels.form == ChannelGate::none;
+    if (!(sequences.plain() && prepared.plain_states && one_gate))
+        return RecurrentAny::run(recurrent_any_args(prepared), target);
     if (is_decode(prepared)) {
         const DecodeProblem problem{.sequences = sequences.count,
                                     .heads = args.heads,

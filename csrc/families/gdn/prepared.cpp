@@ -78,39 +78,42 @@ Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& 
     return prepared;
 }
 
+namespace {
+
 GateTensors check_gates(const Checks& check, Prepared& prepared, const OptionalTensor& beta, const OptionalTensor& gate,
-                        const GateOptions& options) {
-    const Sequences& sequences = prepared.sequences;
+                        const GateOptions& options, std::optional<double> lower_bound, GatePer per) {
     GdnCall& args = prepared.args;
     const GateTensors x{view_of(beta), view_of(gate), view_of(options.A_log), view_of(options.dt_bias)};
-    const bool raw = x.A_log.defined();
-    if (x.beta.defined()) args.beta = check_scalars(check, "beta", x.beta, sequences);
-    if (x.gate.defined()) args.gate = check_scalars(check, "gate", x.gate, sequences);
-    GDN_REQUIRE(check, x.gate.defined() || !(raw || options.gate_is_linear), "gate",
-                fmt::format("a tensor with {}", raw ? "A_log" : "gate_is_linear=True"), "None");
-    GDN_REQUIRE(check, !(raw && options.gate_is_linear), "gate_is_linear", "False with A_log", "True");
-    GDN_REQUIRE(check, raw || !x.dt_bias.defined(), "dt_bias", "None without A_log", "a tensor");
+    if (x.beta.defined()) args.beta = check_scalars(check, "beta", x.beta, prepared.sequences);
+    check_decay(check, args, prepared.sequences, {x.gate_name, x.gate, x.A_log, x.dt_bias, lower_bound, options.gate_is_linear},
+                per);
     GDN_REQUIRE(check, x.beta.defined() || !options.beta_is_logit, "beta", "a tensor with beta_is_logit=True", "None");
     GDN_REQUIRE(check, options.beta_is_logit || !options.allow_negative_eigenvalues, "allow_negative_eigenvalues",
                 "False without beta_is_logit=True", "True");
-    if (raw) args.A_log = check_per_head(check, "A_log", x.A_log, sequences);
-    if (x.dt_bias.defined()) args.dt_bias = check_per_head(check, "dt_bias", x.dt_bias, sequences);
-    args.forms = {.gate = raw                      ? GateForms::raw
-                          : options.gate_is_linear ? GateForms::decay
-                                                   : GateForms::log_decay,
-                  .beta_is_logit = options.beta_is_logit,
-                  .beta_factor = options.beta_factor()};
+    args.forms.beta_is_logit = options.beta_is_logit;
+    args.forms.beta_factor = options.beta_factor();
     return x;
+}
+
+}  // namespace
+
+GateTensors check_gates(const Checks& check, Prepared& prepared, const OptionalTensor& beta, const OptionalTensor& gate,
+                        const GateOptions& options) {
+    return check_gates(check, prepared, beta, gate, options, {}, GatePer::head);
+}
+
+GateTensors check_gates(const Checks& check, Prepared& prepared, const OptionalTensor& beta, const OptionalTensor& gate,
+                        const GateOptions& options, const GateBound& bound) {
+    return check_gates(check, prepared, beta, gate, options, bound.lower_bound, GatePer::head_or_channel);
 }
 
 GateTensors check_raw_gates(const Checks& check, Prepared& prepared, const Tensor& a, const Tensor& b, const RawGates& gates) {
     const GateTensors x{View(b), View(a), View(gates.A_log), View(gates.dt_bias), "b", "a"};
     GdnCall& args = prepared.args;
-    args.gate = check_scalars(check, "a", x.gate, prepared.sequences);
+    check_decay(check, args, prepared.sequences, {x.gate_name, x.gate, x.A_log, x.dt_bias}, GatePer::head);
     args.beta = check_scalars(check, "b", x.beta, prepared.sequences);
-    args.A_log = check_per_head(check, "A_log", x.A_log, prepared.sequences);
-    args.dt_bias = check_per_head(check, "dt_bias", x.dt_bias, prepared.sequences);
-    args.forms = {.gate = GateForms::raw, .beta_is_logit = true, .beta_factor = gates.beta_factor()};
+    args.forms.beta_is_logit = true;
+    args.forms.beta_factor = gates.beta_factor();
     return x;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checks.hpp"
+#include "gate_checks.hpp"
 
 namespace gdn_cuda::gdn {
 
@@ -43,9 +44,11 @@ Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& 
 float scale_of(const Checks& check, std::optional<double> scale, const Sequences& sequences);
 // A call without outputs.
 Prepared prepare_states(const Sequences& sequences, bool qk_norm);
-// A_log makes `gate` raw.
+// A_log makes `gate` raw, and so does a bound: only operators that take a gate for every channel have one.
 GateTensors check_gates(const Checks& check, Prepared& prepared, const OptionalTensor& beta, const OptionalTensor& gate,
                         const GateOptions& options);
+GateTensors check_gates(const Checks& check, Prepared& prepared, const OptionalTensor& beta, const OptionalTensor& gate,
+                        const GateOptions& options, const GateBound& bound);
 GateTensors check_raw_gates(const Checks& check, Prepared& prepared, const Tensor& a, const Tensor& b, const RawGates& gates);
 // What the call writes shares no byte with what it reads: rows, gates, offsets, and `read`.
 void check_apart(const Checks& check, const Sequences& sequences, const GateTensors& gates,

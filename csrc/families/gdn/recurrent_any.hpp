@@ -10,8 +10,9 @@
 
 namespace gdn_cuda::gdn {
 
-inline constexpr std::array kRecurrentAnyConfigurations = {RecurrentAnyConfig{64}, RecurrentAnyConfig{128},
-                                                           RecurrentAnyConfig{256}};
+inline constexpr std::array kRecurrentAnyConfigurations = {RecurrentAnyConfig{64, false},  RecurrentAnyConfig{128, false},
+                                                           RecurrentAnyConfig{256, false}, RecurrentAnyConfig{64, true},
+                                                           RecurrentAnyConfig{128, true},  RecurrentAnyConfig{256, true}};
 
 struct RecurrentAny {
     GDN_KERNEL(RecurrentAny, gdn, recurrent_any, RecurrentAnyConfig, RecurrentAnyArgs,
@@ -24,7 +25,7 @@ struct RecurrentAny {
     static void run(const Args& args, const Target& target) {
         const GdnCall& call = args.call;
         if (call.sequences == 0 || call.heads == 0 || call.dv == 0) return;
-        const Config config{masked_head_k(call.dk)};
+        const Config config{masked_head_k(call.dk), call.channels.form != ChannelGate::none};
         const i64 tiles = ceil_div(call.dv, config.rows_per_block());
         launch<RecurrentAny>(config, args, {tiles, call.heads, std::min<i64>(call.sequences, kMostBlocks[2])}, target,
                              [&](const auto&) { return fmt::format("dk {} runs in the code for {}", call.dk, config.head_k); });

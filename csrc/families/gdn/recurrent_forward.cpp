@@ -15,7 +15,7 @@ Prepared prepare_recurrent(const RecurrentForward& x) {
     GDN_REQUIRE(check, x.inference_mode >= InferenceMode::prefill && x.inference_mode <= InferenceMode::spec_verify,
                 "inference_mode", "PREFILL (0), DECODE (1) or SPEC_VERIFY (2)",
                 fmt::format("{}", static_cast<int64_t>(x.inference_mode)));
-    const GateTensors gates = check_gates(check, prepared, x.beta, x.gate, x.gates);
+    const GateTensors gates = check_gates(check, prepared, x.beta, x.gate, x.gates, x.bound);
 
     const View initial = view_of(x.state), accepted = accepted_of(x.verify);
     const bool verify = x.inference_mode == InferenceMode::spec_verify;

@@ -2,6 +2,8 @@
 //
 //     S <- exp(g) S        v' = beta (v - S k)        S <- S + v' k^T        o = scale S q
 //
+// With channel_gates, g has a value for every channel of the key: S <- S diag(exp(g)) (Kimi Delta Attention).
+//
 // It supports any float dtype and strides, key dimensions up to 256, states of any strides (for example [K, V]), and more heads
 // of queries than of keys and values. As in gdn/recurrent, lanes keep rows of S in registers from the first token to the last.
 // A block's rows of S go through shared memory, so that accesses are coalesced whichever dimension of the state is contiguous.
@@ -14,6 +16,7 @@
 
 #include <gdn_cuda/kernels/gdn/recurrent/any_plan.cuh>
 #include <gdn_cuda/kernels/gdn/recurrent/tokens.cuh>
+#include <gdn_cuda/kernels/recurrence/channel_decay.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -94,6 +97,25 @@ struct RecurrentAnyBlock {
         for (i64 token = first + threadIdx.x / kRows; token < last; token += kThreads / kRows)
             store_float(call.output.data, args.io, at(call.output, sequence, token, 1) + (first_row + r) * args.output_d, x);
     }
+    // Every channel's decay of tokens [first, first + count).
+    template <ChannelGate kForm>
+    __device__ __forceinline__ void load_decays(int sequence, i64 first, int count) {
+        constexpr bool kRaw = kForm == ChannelGate::softplus || kForm == ChannelGate::bounded;
+        const ChannelGates& channels = call.channels;
+        const bool has_rate = kRaw && call.A_log.data != nullptr, has_bias = kRaw && call.dt_bias.data != nullptr;
+        const ChannelDecay<kForm> decay(has_rate ? load_float(call.A_log, head) : 0.f, channels.lower_bound);
+#pragma unroll 1
+        for (int i = threadIdx.x; i < count * kConfig.head_k; i += kThreads) {
+            const int t = i / kConfig.head_k, c = i % kConfig.head_k;
+            if (c >= call.dk) {  // there a value that is not finite would leave NaN, as keys are 0
+                shared.decay[t][c] = 0.f;
+                continue;
+            }
+            const float bias = has_bias ? load_float(call.dt_bias, head * channels.bias_head + c) : 0.f;
+            const i64 gate = scalar_offset(call.gate, sequence, first + t, head) + c * channels.channel;
+            shared.decay[t][c] = decay(load_float(call.gate.values, gate) + bias);
+        }
+    }
     // Loads tokens [first, first + count) and computes their scalars.
     __device__ __forceinline__ void load_tokens(int sequence, i64 first, int count) {
 #pragma unroll 1
@@ -111,13 +133,22 @@ struct RecurrentAnyBlock {
             const i64 value = at(call.value, sequence, first + t, args.heads_per_value) + (first_row + r) * args.value_d;
             shared.value[t][r] = r < rows && first_row + r < call.values ? load_float({call.value.data, args.io}, value) : 0.f;
         }
+        if constexpr (kConfig.channel_gates)
+            with_channel_gate(call.channels.form,
+                              [&]<ChannelGate kForm>() { this->template load_decays<kForm>(sequence, first, count); });
         __syncthreads();
         const int t = min(row, count - 1);  // one token per group of lanes; all lanes of a warp: sums use shuffles
         RawGates gates;
-        gates.load(call, scalar_offset(call.gate, sequence, first + t, head),
-                   scalar_offset(call.beta, sequence, first + t, head), head, call.forms);
         TokenScalars scalars;
-        gates.finish(call, call.forms, scalars);
+        const i64 beta_at = scalar_offset(call.beta, sequence, first + t, head);
+        if constexpr (kConfig.channel_gates) {
+            gates.load_beta(call, beta_at);
+            scalars.decay = 1.f;
+            scalars.beta = gates.beta_of(call, call.forms);
+        } else {
+            gates.load(call, scalar_offset(call.gate, sequence, first + t, head), beta_at, head, call.forms);
+            gates.finish(call, call.forms, scalars);
+        }
         set_products<kLayout>(scalars, Slice{shared.query[t] + lane}, Slice{shared.key[t] + lane}, call.scale, call.qk_norm);
         shared.scalars[t] = scalars;
         __syncthreads();
@@ -131,10 +162,15 @@ struct RecurrentAnyBlock {
         }
     }
     __device__ __forceinline__ void advance_token(int t, float (&s)[kLayout.per_lane]) {
-        const TokenScalars scalars = shared.scalars[t];
-        if (resets(scalars))
+        TokenScalars scalars = shared.scalars[t];
+        if constexpr (kConfig.channel_gates) {
+            scalars.decay = 1.f;  // a constant
+#pragma unroll
+            for (int i = 0; i < kLayout.per_lane; ++i) s[i] = decayed(s[i], shared.decay[t][lane + i * kLanes]);
+        } else if (resets(scalars)) {
 #pragma unroll
             for (float& x : s) x = 0.f;
+        }
         const float out =
             advance<kLayout>(s, Slice{shared.query[t] + lane}, Slice{shared.key[t] + lane}, scalars, shared.value[t][row]);
         __syncwarp();

@@ -3,12 +3,13 @@
 
 #include <gdn_cuda/kernels/common/token_tree_plan.cuh>
 #include <gdn_cuda/kernels/common/types.cuh>
+#include <gdn_cuda/kernels/recurrence/channel_gates.cuh>
 
 namespace gdn_cuda::gdn {
 
 constexpr float kNormEpsilon = 1e-6f;  // l2 norms: x / sqrt(sum x^2 + epsilon)
 
-// What the gates of a call are before the kernel.
+// What the gates of a call are before the kernel; GdnCall::channels instead where every channel of the key has one.
 struct GateForms {
     enum Gate : int { log_decay, raw, decay } gate = log_decay;  // raw: before softplus, with A_log and dt_bias
     bool beta_is_logit = false;
@@ -58,6 +59,8 @@ struct GdnCall {
     i64 parents_sequence, parents_token;
     int parents_count;  // at most kMostTreeTokens
     int step_slot_count;
+
+    ChannelGates channels;
 };
 
 }  // namespace gdn_cuda::gdn

@@ -20,10 +20,14 @@ struct RawGates {
     template <class Args>
     __device__ __forceinline__ void load(const Args& args, i64 gate_at, i64 beta_at, int head, const GateForms& forms) {
         gate = args.gate.values.data == nullptr ? 0u : load_raw(args.gate.values, gate_at);
-        beta = args.beta.values.data == nullptr ? __float_as_uint(1.f) : load_raw(args.beta.values, beta_at);
+        load_beta(args, beta_at);
         if (forms.gate != GateForms::raw) return;
         A_log = load_raw(args.A_log, head);
         dt_bias = args.dt_bias.data == nullptr ? 0u : load_raw(args.dt_bias, head);
+    }
+    template <class Args>
+    __device__ __forceinline__ void load_beta(const Args& args, i64 beta_at) {
+        beta = args.beta.values.data == nullptr ? __float_as_uint(1.f) : load_raw(args.beta.values, beta_at);
     }
     // The logarithm of the decay; with GateForms::decay the decay itself.
     template <class Args>

@@ -6,11 +6,12 @@
 namespace gdn_cuda::gdn {
 
 struct RecurrentAnyConfig {
-    int head_k;  // key dimension held in registers: 64, 128 or 256; that of the tensors may be smaller
+    int head_k;                  // key dimension held in registers: 64, 128 or 256; that of the tensors may be smaller
+    bool channel_gates = false;  // a gate for every channel of the key
 
     constexpr bool operator==(const RecurrentAnyConfig&) const = default;
 
-    GDN_FIELDS(head_k)
+    GDN_FIELDS(head_k, channel_gates)
 
     struct Group {  // the lanes that hold a row of the state
         int lanes, per_lane;
@@ -30,6 +31,7 @@ struct RecurrentAnyShared {
     static constexpr int kPitch = kConfig.head_k + kConfig.layout().lanes;
     float state[kRows][kPitch];
     float query[kTokens][kConfig.head_k], key[kTokens][kConfig.head_k];
+    float decay[kConfig.channel_gates ? kTokens : 1][kConfig.channel_gates ? kConfig.head_k : 1];
     TokenScalars scalars[kTokens];
     float value[kTokens][kRows];  // each row's value, overwritten by its output
 };

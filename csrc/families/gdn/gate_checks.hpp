@@ -1,0 +1,25 @@
+// Checks of what becomes the decay of a call: a gate for each head, or for every channel of the key.
+#pragma once
+
+#include <gdn_cuda/kernels/recurrence/call.cuh>
+#include <optional>
+
+#include "checks.hpp"
+
+namespace gdn_cuda::gdn {
+
+enum class GatePer { head, head_or_channel };  // what an operator takes
+
+struct DecayTensors {
+    const char* name;  // of the gate
+    View gate, A_log, dt_bias;
+    std::optional<double> lower_bound = {};
+    bool is_linear = false;
+};
+
+// The gate's rank decides: that of value, (..., Hv, dk), or one less, (..., Hv). A_log (Hv,) makes it raw, with dt_bias of the
+// shape of one token's gates, or flat; a lower bound, which only gates of channels have, does so without A_log too. Fills the
+// call's gate, A_log, dt_bias, channels and forms.gate.
+void check_decay(const Checks& check, GdnCall& call, const Sequences& sequences, const DecayTensors& x, GatePer per);
+
+}  // namespace gdn_cuda::gdn
