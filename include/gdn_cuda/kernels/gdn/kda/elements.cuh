@@ -1,0 +1,255 @@
+// What a thread of gdn/kda_prepare does with its elements: two channels of the 16 tokens of a quarter of the chunk. It loads
+// keys, queries and gates once, keeps them in registers, and writes operands of products: keys and queries times products of
+// decays. A warp writes whole rows of 64 channels.
+#pragma once
+
+#include <gdn_cuda/kernels/common/opaque.cuh>
+#include <gdn_cuda/kernels/common/pairs.cuh>
+#include <gdn_cuda/kernels/common/shared.cuh>
+#include <gdn_cuda/kernels/gdn/kda/prepare_plan.cuh>
+#include <gdn_cuda/kernels/recurrence/channel_decay.cuh>
+
+namespace gdn_cuda::gdn {
+
+__device__ __forceinline__ float2 times(float2 a, float2 b) {
+    return {a.x * b.x, a.y * b.y};
+}
+
+// A chunk of a value head.
+struct KdaChunk {
+    int sequence, head, key_head;
+    i64 first;   // token, along the token stride
+    int tokens;  // up to 64
+};
+
+template <KdaPrepareConfig kConfig>
+struct KdaElements {
+    static constexpr DType kIo = kConfig.io;
+    static constexpr int kTokens = KdaPrepareConfig::kQuarterTokens;
+    using Gate = Storage<kConfig.gate>;
+
+    KdaPreparePlan& shared;
+    int lane, tile, quarter;  // channels 64 tile + 2 lane and + 1
+    unsigned key[kTokens], query[kTokens];
+    float2 decay[kTokens];
+
+    __device__ __forceinline__ explicit KdaElements(KdaPreparePlan& shared) : shared(shared) { find_lane(); }
+    __device__ __forceinline__ void find_lane() {
+        const int thread = opaque(static_cast<int>(threadIdx.x)),
+                  warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // warp-uniform for the compiler
+        lane = thread % 32;
+        tile = warp % kKdaTiles;
+        quarter = warp / kKdaTiles;
+    }
+    __device__ __forceinline__ int channel() const { return kTileElements * tile + 2 * lane; }
+
+    // Tokens past the end, and channels past dk, have zeros and a decay of 1.
+    __device__ __forceinline__ void load(const GdnCall& call, const KdaChunk& chunk) {
+        const int tokens = channel() < call.dk ? chunk.tokens - kTokens * quarter : 0;
+        const i64 first = chunk.first + kTokens * quarter;
+        const auto start_of = [&](const auto& rows, int head) {
+            return chunk.sequence * rows.batch + first * rows.token + head * rows.head + channel();
+        };
+        using Io = Storage<kIo>;
+        const Io* keys = static_cast<const Io*>(call.key.data) + start_of(call.key, chunk.key_head);
+        const Io* queries = static_cast<const Io*>(call.query.data) + start_of(call.query, chunk.key_head);
+        const Gate* gates = static_cast<const Gate*>(call.gate.values.data) + start_of(call.gate, chunk.head);
+        float2 gate[kTokens];
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            const bool exists = i < tokens;
+            gate[i] = {};
+            if (exists) gate[i] = load_gate(gates + i * call.gate.token);
+            key[i] = exists ? *reinterpret_cast<const unsigned*>(keys + i * call.key.token) : 0u;
+            query[i] = exists ? *reinterpret_cast<const unsigned*>(queries + i * call.query.token) : 0u;
+        }
+        with_channel_gate(call.channels.form,
+                          [&]<ChannelGate kForm>() { this->template make_decays<kForm>(call, chunk.head, gate, tokens); });
+    }
+
+    // The product of the decays of its tokens, and whether one of them is 0.
+    __device__ __forceinline__ float2 total(bool& resets) const {
+        float2 product = decay[0];
+        resets = decay[0].x == 0.f || decay[0].y == 0.f;
+#pragma unroll
+        for (int i = 1; i < kTokens; ++i) {
+            product = times(product, decay[i]);
+            resets = resets || decay[i].x == 0.f || decay[i].y == 0.f;
+        }
+        return product;
+    }
+    // Products of earlier and later quarters' decays.
+    __device__ __forceinline__ float2 before(int from = 0) const { return product_of_totals(from, quarter); }
+    __device__ __forceinline__ float2 after(int until = KdaPrepareConfig::kQuarters) const {
+        return product_of_totals(quarter + 1, until);
+    }
+
+    __device__ __forceinline__ float2 chunk_decay() const { return product_of_totals(0, KdaPrepareConfig::kQuarters); }
+
+    // Whether decays are so slow that each, from the middle token on, has a reciprocal that may scale an operand.
+    __device__ __forceinline__ bool has_reciprocals() const {
+        constexpr float kLeast = 8.7e-27f;  // e^-60
+        float2 later{1.f, 1.f}, earlier = decay[1];
+#pragma unroll
+        for (int i = 2; i < kTokens; ++i) (i <= kMiddle ? earlier : later) = times(i <= kMiddle ? earlier : later, decay[i]);
+        return later.x >= kLeast && later.y >= kLeast && earlier.x >= kLeast && earlier.y >= kLeast;
+    }
+
+    // Before a pass over the elements: otherwise the compiler would convert keys and queries once, keep products of decays that
+    // several passes have, and spill all of them.
+    __device__ __forceinline__ void refresh() {
+        find_lane();
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            key[i] = opaque(key[i]);
+            query[i] = opaque(query[i]);
+            decay[i] = {opaque(decay[i].x), opaque(decay[i].y)};
+        }
+    }
+
+    // ---- Operands. A query row is that of the quarter's first token.
+
+    // Keys times the product of the decays from `factor` on, this token's included.
+    __device__ __forceinline__ void store_forwards(SwizzledTile* keys, SwizzledTile* queries, int query_row,
+                                                   float2 factor) const {
+        const unsigned key_rows = rows_at(keys, kTokens * quarter), query_rows = rows_at(queries, query_row);
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            factor = times(factor, decay[i]);
+            store(key_rows, i, key[i], factor);
+            store(query_rows, i, query[i], factor);
+        }
+    }
+    // Keys times the product of the decays up to `factor`, without this token's.
+    __device__ __forceinline__ void store_backwards(SwizzledTile* keys, float2 factor) const {
+        const unsigned rows = rows_at(keys, kTokens * quarter);
+#pragma unroll
+        for (int i = kTokens - 1; i >= 0; --i) {
+            store(rows, i, key[i], factor);
+            factor = times(factor, decay[i]);
+        }
+    }
+    // Left operands have the decay from the middle token on, right ones its reciprocal.
+    __device__ __forceinline__ void store_around_middle(KdaPreparePlan::Operands& to) const {
+        const int first = kTokens * quarter;
+        const unsigned left = rows_at(to.key, first), right = rows_at(to.other_key, first), queries = rows_at(to.query, first);
+        float2 factor{1.f, 1.f};
+        const auto store_token = [&](int i, float2 on_left, float2 on_right) {
+            store(left, i, key[i], on_left);
+            store(queries, i, query[i], on_left);
+            store(right, i, key[i], on_right);
+        };
+        store_token(kMiddle, factor, factor);
+#pragma unroll
+        for (int i = kMiddle + 1; i < kTokens; ++i) {
+            factor = times(factor, decay[i]);
+            store_token(i, factor, {reciprocal_fast(factor.x), reciprocal_fast(factor.y)});
+        }
+        factor = {1.f, 1.f};
+#pragma unroll
+        for (int i = kMiddle - 1; i >= 0; --i) {
+            factor = times(factor, decay[i + 1]);
+            store_token(i, {reciprocal_fast(factor.x), reciprocal_fast(factor.y)}, factor);
+        }
+    }
+    // Halves of kHalf tokens: keys and queries of the upper ones from the border on, keys of the lower ones up to it. Queries
+    // are packed, eight of a quarter.
+    template <int kHalf>
+    __device__ __forceinline__ void store_halves(SwizzledTile* keys, SwizzledTile* queries, int first_query) const {
+        const unsigned key_rows = rows_at(keys, kTokens * quarter), query_rows = rows_at(queries, first_query + 8 * quarter);
+        float2 factor{1.f, 1.f};
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            if (!(i & kHalf)) continue;
+            factor = i % kHalf == 0 ? decay[i] : times(factor, decay[i]);
+            store(key_rows, i, key[i], factor);
+            store(query_rows, i / (2 * kHalf) * kHalf + i % kHalf, query[i], factor);
+        }
+#pragma unroll
+        for (int i = kTokens - 1; i >= 0; --i) {
+            if (i & kHalf) continue;
+            if (i % kHalf == kHalf - 1) factor = {1.f, 1.f};
+            store(key_rows, i, key[i], factor);
+            factor = times(factor, decay[i]);
+        }
+    }
+
+    // ---- Sums over channels
+
+    // Stores sums over this warp's channels of x_i . y_i for its tokens.
+    __device__ __forceinline__ void store_sums(float (&to)[kKdaTiles][kChunk], const unsigned (&x)[kTokens],
+                                               const unsigned (&y)[kTokens]) const {
+        float sums[kTokens];
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            const float2 a = unpack<kIo>(x[i]), b = unpack<kIo>(y[i]);
+            sums[i] = fmaf(a.x, b.x, a.y * b.y);
+        }
+        exchange<kTokens / 2>(sums);
+        const float sum = sums[0] + __shfl_xor_sync(0xffffffffu, sums[0], 1);
+        if (lane % 2 == 0) to[tile][kTokens * quarter + lane / 2] = sum;
+    }
+
+  private:
+    static constexpr int kMiddle = 7;
+
+    // Lanes that differ in a bit exchange halves of their tokens.
+    template <int kHalf>
+    __device__ __forceinline__ void exchange(float (&sums)[kTokens]) const {
+        constexpr int kBit = 2 * kHalf;
+        const bool upper = lane & kBit;
+#pragma unroll
+        for (int i = 0; i < kHalf; ++i) {
+            const float other = __shfl_xor_sync(0xffffffffu, upper ? sums[i] : sums[i + kHalf], kBit);
+            sums[i] = (upper ? sums[i + kHalf] : sums[i]) + other;
+        }
+        if constexpr (kHalf > 1) exchange<kHalf / 2>(sums);
+    }
+
+    __device__ __forceinline__ static float2 load_gate(const Gate* at) {
+        if constexpr (kConfig.gate == DType::f32)
+            return pair_at(at);
+        else
+            return unpack<kConfig.gate>(*reinterpret_cast<const unsigned*>(at));
+    }
+    template <ChannelGate kForm>
+    __device__ __forceinline__ void make_decays(const GdnCall& call, int head, const float2 (&gate)[kTokens], int tokens) {
+        constexpr bool kRaw = kForm == ChannelGate::softplus || kForm == ChannelGate::bounded;
+        float2 bias{};
+        if (kRaw && call.dt_bias.data != nullptr && channel() < call.dk) {
+            const i64 at = head * call.channels.bias_head + channel();
+            bias = {load_float(call.dt_bias, at), load_float(call.dt_bias, at + 1)};
+        }
+        const ChannelDecay<kForm> decay_of(kRaw && call.A_log.data != nullptr ? load_float(call.A_log, head) : 0.f,
+                                           call.channels.lower_bound);
+        const auto make = [&](auto&& of) {
+#pragma unroll
+            for (int i = 0; i < kTokens; ++i) {
+                decay[i] = {of(gate[i].x + bias.x), of(gate[i].y + bias.y)};
+                if (i >= tokens) decay[i] = {1.f, 1.f};
+            }
+        };
+        if constexpr (kForm == ChannelGate::softplus) {
+            if (decay_of.rate_log <= ChannelDecay<kForm>::kLargestPlainRateLog)
+                return make([&](float x) { return exp2_fast(decay_of.rate * channel_softplus(x)); });
+        }
+        make(decay_of);
+    }
+    __device__ __forceinline__ float2 product_of_totals(int from, int until) const {
+        float2 product{1.f, 1.f};
+#pragma unroll
+        for (int i = 0; i < KdaPrepareConfig::kQuarters; ++i)
+            if (from <= i && i < until) product = times(product, pair_at(&shared.totals[i][channel()]));
+        return product;
+    }
+    // Of a multiple of 8 rows.
+    __device__ __forceinline__ unsigned rows_at(const SwizzledTile* tiles, int row) const {
+        return shared_address(tiles[tile].bytes) + row * 128 + 4 * lane;
+    }
+    __device__ __forceinline__ static void store(unsigned rows, int i, unsigned pair, float2 factor) {
+        const float2 x = unpack<kIo>(pair);
+        store_shared((rows ^ (i % 8) << 4) + i * 128, pack<kIo>(x.x * factor.x, x.y * factor.y));
+    }
+};
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,245 @@
+// gdn/kda_prepare: what chunks of 64 tokens of Kimi Delta Attention do to any state (kda/record.cuh), for gdn/kda_own.
+//
+// A block of 256 threads takes a chunk of a value head. A thread holds two channels of 16 tokens, and writes operands of
+// products into the same 48 KB again and again:
+//
+//     loads -> decays -> [k, q x decays to borders of halves] -> scores of halves of 32 and 16 tokens
+//                     -> [k, q x decays about the middle]     -> scores of the four blocks of 16 on the diagonal
+//                     -> [K_in, Q_in, d k]   A -> T (four warps)  -> Z, P' -> bulk copies
+//
+// A score's decay is a product of two that meet at a border: neither is above 1, so they cannot overflow, and what underflows
+// is 0. In the blocks on the diagonal one of the two is a reciprocal; where a channel decays by more than e^60 in eight tokens,
+// halves of 8, 4, 2 and 1 token take their place. fp16 has no range for reciprocals and always takes halves.
+//
+// Bound: instruction issue (some 14,000 warp instructions a chunk).
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
+#include <gdn_cuda/kernels/common/inverse_root.cuh>
+#include <gdn_cuda/kernels/common/stmatrix.cuh>
+#include <gdn_cuda/kernels/common/varlen.cuh>
+#include <gdn_cuda/kernels/gdn/kda/elements.cuh>
+#include <gdn_cuda/kernels/gdn/kda/products.cuh>
+#include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
+
+namespace gdn_cuda::gdn {
+
+__device__ __forceinline__ int chunks_in(int tokens) {
+    return (tokens + kChunk - 1) / kChunk;
+}
+// The chunk of a record: of the last sequence whose records begin at or before it. False if it has none.
+__device__ __forceinline__ bool find_kda_chunk(const GdnCall& call, int record, int head, KdaChunk& chunk) {
+    const bool packed = call.cu_seqlens.data != nullptr;
+    int sequence = 0;
+    if (packed) {
+        int last = call.sequences - 1;
+        while (sequence < last) {
+            const int middle = sequence + (last - sequence + 1) / 2;
+            const Span span = span_of(call.cu_seqlens, middle, call.tokens);
+            if (first_kda_record(true, middle, static_cast<int>(span.start), 0) <= record)
+                sequence = middle;
+            else
+                last = middle - 1;
+        }
+    } else {
+        sequence = static_cast<int>(static_cast<unsigned>(record) / static_cast<unsigned>(chunks_in(call.tokens)));
+    }
+    const Span span = span_of(call.cu_seqlens, sequence, call.tokens);
+    const int first =
+        (record - first_kda_record(packed, sequence, static_cast<int>(span.start), chunks_in(span.length))) * kChunk;
+    if (first < 0 || first >= span.length) return false;
+    chunk = {.sequence = packed ? 0 : sequence,
+             .head = head,
+             .key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(call.heads_per_key)),
+             .first = span.start + first,
+             .tokens = min(kChunk, span.length - first)};
+    return true;
+}
+
+template <KdaPrepareConfig kConfig>
+struct KdaPreparer {
+    static constexpr DType kIo = kConfig.io;
+
+    KdaPreparePlan& shared;
+    const KdaPrepareArgs& args;
+
+    template <int kCount>
+    __device__ __forceinline__ static bool any_of(const bool (&found)[kCount]) {
+        bool any = false;
+#pragma unroll
+        for (const bool each : found) any |= each;
+        return any;
+    }
+    __device__ __forceinline__ void load_beta(const KdaChunk& chunk) const {
+        const int token = static_cast<int>(threadIdx.x);
+        if (token >= kChunk) return;
+        float beta = 0.f;
+        if (token < chunk.tokens) {
+            const GdnCall& call = args.call;
+            RawGates gates;
+            gates.load_beta(call, scalar_offset(call.beta, chunk.sequence, chunk.first + token, chunk.head));
+            beta = gates.beta_of(call, call.forms);
+        }
+        shared.beta[token] = beta;
+    }
+    // After the sums over channels.
+    __device__ __forceinline__ void store_factors(const KdaElements<kConfig>& elements) const {
+        const int token = static_cast<int>(threadIdx.x) % kChunk, which = static_cast<int>(threadIdx.x) / kChunk;
+        if (which < 2) {
+            float square = 0.f;
+#pragma unroll
+            for (const auto& tile : shared.sums[which]) square += tile[token];
+            const float norm = args.call.qk_norm ? inverse_root(square + kNormEpsilon) : 1.f;
+            (which == 0 ? shared.factors.key_norm : shared.factors.query_norm)[token] =
+                which == 0 ? norm : args.call.scale * norm;
+        }
+        if (elements.quarter == 0)
+            *reinterpret_cast<float2*>(&shared.factors.decay[elements.channel()]) = elements.chunk_decay();
+    }
+
+    // Halves of 32 and of 16 tokens.
+    __device__ __forceinline__ void form_large_scores(KdaElements<kConfig>& elements) const {
+        auto& operands = shared.operands;
+        const int quarter = elements.quarter;
+        elements.refresh();
+        if (quarter >= 2)
+            elements.store_forwards(operands.key, operands.query, 16 * (quarter - 2), elements.before(2));
+        else
+            elements.store_backwards(operands.key, elements.after(2));
+        elements.refresh();
+        if (quarter % 2 == 1)
+            elements.store_forwards(operands.other_key, operands.query, 32 + 16 * (quarter / 2), {1.f, 1.f});
+        else
+            elements.store_backwards(operands.other_key, {1.f, 1.f});
+        __syncthreads();
+        const KdaScores<kIo> scores(shared);
+        scores.multiply_halves_of_32();
+        scores.multiply_halves_of_16();
+    }
+    __device__ __forceinline__ void form_diagonal_scores(KdaElements<kConfig>& elements) const {
+        elements.refresh();
+        elements.store_around_middle(shared.operands);
+        __syncthreads();
+        KdaScores<kIo>(shared).multiply_diagonal();
+        __syncthreads();
+    }
+    __device__ __forceinline__ void form_small_scores(KdaElements<kConfig>& elements) const {
+        auto& operands = shared.operands;
+        elements.refresh();
+        elements.store_sums(shared.sums[2], elements.query, elements.key);
+        KdaScores<kIo>(shared).clear_diagonal();
+        elements.refresh();
+        elements.template store_halves<8>(operands.key, operands.query, 0);
+        elements.refresh();
+        elements.template store_halves<4>(operands.other_key, operands.query, 32);
+        __syncthreads();
+        const KdaScores<kIo> scores(shared);
+        scores.multiply_small_halves(8);
+        if (threadIdx.x < kChunk)
+            scores.store_one(true, threadIdx.x, threadIdx.x, shared.sums[2][0][threadIdx.x] + shared.sums[2][1][threadIdx.x]);
+        __syncthreads();
+        elements.refresh();
+        elements.template store_halves<2>(operands.key, operands.query, 0);
+        elements.refresh();
+        elements.template store_halves<1>(operands.other_key, operands.query, 32);
+        __syncthreads();
+        KdaScores<kIo>(shared).multiply_small_halves(2);
+        __syncthreads();
+    }
+
+    // By four warps: r T diag(beta), in two parts.
+    __device__ __forceinline__ void invert() const {
+        TriangleInverse inverse;
+        inverse.find_lane();
+        inverse.invert_diagonal(shared.triangle);
+        inverse.warpgroup_sync();
+        float largest = 0.f;
+        inverse.for_each_block_below(shared.triangle, shared.beta, [&](const TriangleInverse::Transposed& x, int below) {
+            const int block = inverse.warp + below;
+            unsigned parts[2][4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {  // columns g + 8 (i % 2), rows 8 (i / 2) + 2 t and + 1
+                const float low = x[i / 2][i % 2 * 2], high = x[i / 2][i % 2 * 2 + 1];
+                const int row = 8 * (i / 2) + 2 * inverse.t, column = inverse.g + 8 * (i % 2);
+                if (below > 0 || row != column) largest = fmaxf(largest, fabsf(low));
+                if (below > 0 || row + 1 != column) largest = fmaxf(largest, fabsf(high));
+                const float2 norms = pair_at(&shared.factors.key_norm[16 * block + row]);
+                parts[0][i] = pack<kIo>(low * norms.x, high * norms.y);
+                parts[1][i] = pack_residual<kIo>(low * norms.x, high * norms.y, parts[0][i]);
+            }
+#pragma unroll
+            for (int part = 0; part < 2; ++part)
+                stmatrix_x4_trans(inverse.matrix_row(shared.matrices.inverse[part]) + block * kMnMajorStep, parts[part][0],
+                                  parts[part][1], parts[part][2], parts[part][3]);
+        });
+        const bool cancels = __any_sync(0xffffffffu, largest > kCancelThreshold);
+        if (inverse.lane == 0) shared.cancels[inverse.warp] = cancels;
+    }
+
+    __device__ __forceinline__ void run(const KdaChunk& chunk, KdaRecord& record, unsigned& flags_of_record) const {
+        using Copy = cute::SM90_BULK_COPY_S2G;
+        constexpr int kRows = kKdaTiles * sizeof(SwizzledTile);
+        KdaElements<kConfig> elements(shared);
+        load_beta(chunk);
+        elements.load(args.call, chunk);
+        bool resets;
+        *reinterpret_cast<float2*>(&shared.totals[elements.quarter][elements.channel()]) = elements.total(resets);
+        resets = __any_sync(0xffffffffu, resets);
+        if (elements.lane == 0) shared.resets[kKdaTiles * elements.quarter + elements.tile] = resets;
+        elements.store_sums(shared.sums[0], elements.key, elements.key);
+        elements.store_sums(shared.sums[1], elements.query, elements.query);
+        elements.refresh();
+        const bool has_reciprocals = !__syncthreads_or(kIo != DType::bf16 || !elements.has_reciprocals());
+        store_factors(elements);
+        form_large_scores(elements);
+        __syncthreads();
+        if (has_reciprocals)
+            form_diagonal_scores(elements);
+        else
+            form_small_scores(elements);
+        elements.refresh();
+        elements.store_forwards(shared.operands.key, shared.operands.query, 16 * elements.quarter, elements.before());
+        elements.refresh();
+        elements.store_backwards(shared.operands.other_key, elements.after());
+        if (threadIdx.x < kWarpgroup) invert();
+        cutlass::arch::fence_view_async_shared();
+        __syncthreads();
+        const bool cancels = any_of(shared.cancels);
+        if (threadIdx.x == 0) {
+            Copy::copy(shared.operands.key, record.key_in, kRows);
+            Copy::copy(shared.operands.query, record.query_in, kRows);
+            Copy::copy(&shared.factors, &record.factors, sizeof(KdaFactors));
+            flags_of_record = (cancels ? kKdaCancels : 0) | (any_of(shared.resets) ? kKdaResets : 0);
+        }
+        KdaProducts<kIo> products(shared);
+        products.multiply();
+        __syncthreads();
+        products.store();
+        if (cancels) products.store_residuals();
+        cutlass::arch::fence_view_async_shared();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            Copy::copy(shared.operands.other_key, record.update, kRows);
+            Copy::copy(&shared.matrices.scores[0], &record.scores, sizeof(SwizzledTile));
+            if (cancels) {
+                Copy::copy(shared.matrices.inverse, record.update_residual, kRows);
+                Copy::copy(&shared.matrices.scores[1], &record.scores_residual, sizeof(SwizzledTile));
+            }
+            cute::tma_store_arrive();
+            cute::tma_store_wait<0>();
+        }
+    }
+};
+
+template <KdaPrepareConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), 2) kda_prepare(const __grid_constant__ KdaPrepareArgs args) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const int head = static_cast<int>(blockIdx.x), record = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y);
+    if (record >= args.per_head) return;
+    const i64 at = static_cast<i64>(head) * args.per_head + record;
+    KdaChunk chunk;
+    if (!find_kda_chunk(args.call, record, head, chunk)) return;
+    KdaPreparer<kConfig>{*reinterpret_cast<KdaPreparePlan*>(memory), args}.run(chunk, args.records[at], args.flags[at]);
+}
+
+}  // namespace gdn_cuda::gdn
