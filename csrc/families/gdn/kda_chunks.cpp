@@ -17,13 +17,19 @@ bool fits_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors) {
     const bool gates = prepared.args.channels.channel == 1 && in_pairs(gate.batch) && in_pairs(gate.token) &&
                        in_pairs(gate.head) && reinterpret_cast<uintptr_t>(gate.values.data) % (2 * bytes) == 0;
     return gates && prepared.aligned && sequences.plain() && sequences.dk <= kKdaHeadK && sequences.dv <= kKdaHeadK &&
-           jit::can_tile(tensors.value) && jit::can_tile(tensors.output) &&
-           kda_records(sequences) <= std::numeric_limits<int>::max() / kChunk;
+           jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
+           jit::can_tile(tensors.output) && kda_records(sequences) <= std::numeric_limits<int>::max() / kChunk;
 }
 
-void prepare_kda_chunks(const Prepared& prepared, const KdaWorkspace& workspace, const Target& target) {
+void prepare_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, const KdaWorkspace& workspace,
+                        const Target& target) {
+    const auto map = [&](const jit::TiledTensor& tensor) {
+        return jit::tile_map(tensor, prepared.sequences.io, kChunk, target.ordinal);
+    };
     KdaPrepare::run(prepared.sequences.io,
-                    {.call = prepared.args,
+                    {.query = map(tensors.query),
+                     .key = map(tensors.key),
+                     .call = prepared.args,
                      .records = workspace.records,
                      .flags = workspace.flags,
                      .per_head = static_cast<int>(kda_records(prepared.sequences))},
@@ -96,7 +102,7 @@ void run_chunks(const KdaChunks& x) {
     const DeviceScope scope(prepared.sequences.query.device_index);
     const Target target = target_of(x.name, prepared.sequences.query);
     const KdaWorkspace workspace{static_cast<KdaRecord*>(View(x.records).data), static_cast<unsigned*>(View(x.flags).data)};
-    if (x.prepares) prepare_kda_chunks(prepared, workspace, target);
+    if (x.prepares) prepare_kda_chunks(prepared, tensors, workspace, target);
     if (x.owns) own_kda_chunks(prepared, tensors, workspace, target);
 }
 

@@ -20,7 +20,8 @@ inline int64_t kda_records(const Sequences& sequences) {
 // channels.
 bool fits_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors);
 
-void prepare_kda_chunks(const Prepared& prepared, const KdaWorkspace& workspace, const Target& target);
+void prepare_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, const KdaWorkspace& workspace,
+                        const Target& target);
 void own_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, const KdaWorkspace& workspace,
                     const Target& target);
 

@@ -15,11 +15,12 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
-#include <gdn_cuda/kernels/common/inverse_root.cuh>
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
+#include <gdn_cuda/kernels/common/tma.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/gdn/kda/elements.cuh>
 #include <gdn_cuda/kernels/gdn/kda/products.cuh>
+#include <gdn_cuda/kernels/gdn/kda/scores.cuh>
 #include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
 
 namespace gdn_cuda::gdn {
@@ -59,17 +60,11 @@ __device__ __forceinline__ bool find_kda_chunk(const GdnCall& call, int record, 
 template <KdaPrepareConfig kConfig>
 struct KdaPreparer {
     static constexpr DType kIo = kConfig.io;
+    static constexpr int kTilesBytes = kKdaTiles * sizeof(SwizzledTile);
 
     KdaPreparePlan& shared;
     const KdaPrepareArgs& args;
 
-    template <int kCount>
-    __device__ __forceinline__ static bool any_of(const bool (&found)[kCount]) {
-        bool any = false;
-#pragma unroll
-        for (const bool each : found) any |= each;
-        return any;
-    }
     __device__ __forceinline__ void load_beta(const KdaChunk& chunk) const {
         const int token = static_cast<int>(threadIdx.x);
         if (token >= kChunk) return;
@@ -82,19 +77,27 @@ struct KdaPreparer {
         }
         shared.beta[token] = beta;
     }
-    // After the sums over channels.
-    __device__ __forceinline__ void store_factors(const KdaElements<kConfig>& elements) const {
-        const int token = static_cast<int>(threadIdx.x) % kChunk, which = static_cast<int>(threadIdx.x) / kChunk;
-        if (which < 2) {
-            float square = 0.f;
+    __device__ __forceinline__ void load_tiles(const KdaChunk& chunk) const {
+        if (threadIdx.x == 0) {
+            Barrier& full = barrier(shared.tiles_full);
+            full.init(1);
+            cutlass::arch::fence_barrier_init();
+            full.arrive_and_expect_tx(2 * kTilesBytes);
 #pragma unroll
-            for (const auto& tile : shared.sums[which]) square += tile[token];
-            const float norm = args.call.qk_norm ? inverse_root(square + kNormEpsilon) : 1.f;
-            (which == 0 ? shared.factors.key_norm : shared.factors.query_norm)[token] =
-                which == 0 ? norm : args.call.scale * norm;
+            for (int i = 0; i < kKdaTiles; ++i) {
+                const TileAt at{i * kTileElements, chunk.key_head, static_cast<int>(chunk.first), chunk.sequence};
+                tma_load(shared.operands.key[i].bytes, args.key, at, full);
+                tma_load(shared.operands.query[i].bytes, args.query, at, full);
+            }
         }
-        if (elements.quarter == 0)
-            *reinterpret_cast<float2*>(&shared.factors.decay[elements.channel()]) = elements.chunk_decay();
+        __syncthreads();  // the barrier is there
+    }
+    // Of all warps.
+    __device__ __forceinline__ unsigned findings() const {
+        const auto of_warps = *reinterpret_cast<const uint2*>(shared.findings);
+        unsigned all = of_warps.x | of_warps.y;
+        all |= all >> 16;
+        return (all | all >> 8) & 0xff;
     }
 
     // Halves of 32 and of 16 tokens.
@@ -102,19 +105,31 @@ struct KdaPreparer {
         auto& operands = shared.operands;
         const int quarter = elements.quarter;
         elements.refresh();
-        if (quarter >= 2)
-            elements.store_forwards(operands.key, operands.query, 16 * (quarter - 2), elements.before(2));
-        else
-            elements.store_backwards(operands.key, elements.after(2));
-        elements.refresh();
-        if (quarter % 2 == 1)
-            elements.store_forwards(operands.other_key, operands.query, 32 + 16 * (quarter / 2), {1.f, 1.f});
-        else
+        if (quarter == 0) {
+            elements.store_backwards_twice(operands, elements.after(2));
+        } else if (quarter == 1) {
+            elements.store_backwards(operands.key, {1.f, 1.f});
+            elements.refresh();
+            elements.store_forwards(operands.other_key, operands.query, 32, {1.f, 1.f});
+        } else if (quarter == 2) {
+            elements.store_forwards(operands.key, operands.query, 0, {1.f, 1.f});
+            elements.refresh();
             elements.store_backwards(operands.other_key, {1.f, 1.f});
+        } else {
+            elements.store_forwards_twice(operands, elements.before(2));
+        }
         __syncthreads();
         const KdaScores<kIo> scores(shared);
         scores.multiply_halves_of_32();
         scores.multiply_halves_of_16();
+    }
+    // All scores by one pass, where decays are slow.
+    __device__ __forceinline__ void form_scores(KdaElements<kConfig>& elements) const {
+        elements.refresh();
+        elements.store_around_border(shared.operands);
+        __syncthreads();
+        KdaScores<kIo>(shared).multiply_chunk();
+        __syncthreads();
     }
     __device__ __forceinline__ void form_diagonal_scores(KdaElements<kConfig>& elements) const {
         elements.refresh();
@@ -125,8 +140,6 @@ struct KdaPreparer {
     }
     __device__ __forceinline__ void form_small_scores(KdaElements<kConfig>& elements) const {
         auto& operands = shared.operands;
-        elements.refresh();
-        elements.store_sums(shared.sums[2], elements.query, elements.key);
         KdaScores<kIo>(shared).clear_diagonal();
         elements.refresh();
         elements.template store_halves<8>(operands.key, operands.query, 0);
@@ -135,8 +148,7 @@ struct KdaPreparer {
         __syncthreads();
         const KdaScores<kIo> scores(shared);
         scores.multiply_small_halves(8);
-        if (threadIdx.x < kChunk)
-            scores.store_one(true, threadIdx.x, threadIdx.x, shared.sums[2][0][threadIdx.x] + shared.sums[2][1][threadIdx.x]);
+        if (threadIdx.x < kChunk) scores.store_one(true, threadIdx.x, threadIdx.x, shared.query_key[threadIdx.x]);
         __syncthreads();
         elements.refresh();
         elements.template store_halves<2>(operands.key, operands.query, 0);
@@ -178,25 +190,42 @@ struct KdaPreparer {
 
     __device__ __forceinline__ void run(const KdaChunk& chunk, KdaRecord& record, unsigned& flags_of_record) const {
         using Copy = cute::SM90_BULK_COPY_S2G;
-        constexpr int kRows = kKdaTiles * sizeof(SwizzledTile);
-        KdaElements<kConfig> elements(shared);
+        constexpr int kRows = kTilesBytes;
+        load_tiles(chunk);
         load_beta(chunk);
-        elements.load(args.call, chunk);
-        bool resets;
-        *reinterpret_cast<float2*>(&shared.totals[elements.quarter][elements.channel()]) = elements.total(resets);
-        resets = __any_sync(0xffffffffu, resets);
-        if (elements.lane == 0) shared.resets[kKdaTiles * elements.quarter + elements.tile] = resets;
-        elements.store_sums(shared.sums[0], elements.key, elements.key);
-        elements.store_sums(shared.sums[1], elements.query, elements.query);
+        KdaElements<kConfig> elements(shared);
+        float2 gate[KdaPrepareConfig::kQuarterTokens];
+        elements.load_gates(gate, args.call, chunk);
+        barrier(shared.tiles_full).wait(0);
+        KdaScores<kIo>(shared).store_norms(args.call, chunk.tokens);
+        elements.load(gate, args.call, chunk);
+        const float2 total = elements.total();
+        *reinterpret_cast<float2*>(&shared.totals[elements.quarter][elements.channel()]) = total;
         elements.refresh();
-        const bool has_reciprocals = !__syncthreads_or(kIo != DType::bf16 || !elements.has_reciprocals());
-        store_factors(elements);
-        form_large_scores(elements);
+        const bool slow = kIo == DType::bf16 && elements.is_slow(total),
+                   fast = kIo != DType::bf16 || !elements.has_reciprocals();
+        const unsigned own = (__any_sync(0xffffffffu, elements.has_zero()) ? kFoundZero : 0) |
+                             (__any_sync(0xffffffffu, fast) ? kFoundFast : 0) |
+                             (__any_sync(0xffffffffu, !slow) ? kFoundMedium : 0);
+        if (elements.lane == 0) shared.findings[kKdaTiles * elements.quarter + elements.tile] = static_cast<unsigned char>(own);
         __syncthreads();
-        if (has_reciprocals)
-            form_diagonal_scores(elements);
-        else
-            form_small_scores(elements);
+        const unsigned found = findings();
+        if (found & kFoundFast) {
+            KdaScores<kIo>(shared).store_products_of_tokens();
+            __syncthreads();
+        }
+        if (elements.quarter == 0)
+            *reinterpret_cast<float2*>(&shared.factors.decay[elements.channel()]) = elements.chunk_decay();
+        if (!(found & (kFoundMedium | kFoundFast))) {
+            form_scores(elements);
+        } else {
+            form_large_scores(elements);
+            __syncthreads();
+            if (found & kFoundFast)
+                form_small_scores(elements);
+            else
+                form_diagonal_scores(elements);
+        }
         elements.refresh();
         elements.store_forwards(shared.operands.key, shared.operands.query, 16 * elements.quarter, elements.before());
         elements.refresh();
@@ -204,12 +233,12 @@ struct KdaPreparer {
         if (threadIdx.x < kWarpgroup) invert();
         cutlass::arch::fence_view_async_shared();
         __syncthreads();
-        const bool cancels = any_of(shared.cancels);
+        const bool cancels = shared.cancels[0] | shared.cancels[1] | shared.cancels[2] | shared.cancels[3];
         if (threadIdx.x == 0) {
             Copy::copy(shared.operands.key, record.key_in, kRows);
             Copy::copy(shared.operands.query, record.query_in, kRows);
             Copy::copy(&shared.factors, &record.factors, sizeof(KdaFactors));
-            flags_of_record = (cancels ? kKdaCancels : 0) | (any_of(shared.resets) ? kKdaResets : 0);
+            flags_of_record = (cancels ? kKdaCancels : 0) | (found & kFoundZero ? kKdaResets : 0);
         }
         KdaProducts<kIo> products(shared);
         products.multiply();

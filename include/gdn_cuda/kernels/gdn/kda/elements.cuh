@@ -43,40 +43,56 @@ struct KdaElements {
     }
     __device__ __forceinline__ int channel() const { return kTileElements * tile + 2 * lane; }
 
-    // Tokens past the end, and channels past dk, have zeros and a decay of 1.
-    __device__ __forceinline__ void load(const GdnCall& call, const KdaChunk& chunk) {
-        const int tokens = channel() < call.dk ? chunk.tokens - kTokens * quarter : 0;
-        const i64 first = chunk.first + kTokens * quarter;
-        const auto start_of = [&](const auto& rows, int head) {
-            return chunk.sequence * rows.batch + first * rows.token + head * rows.head + channel();
-        };
-        using Io = Storage<kIo>;
-        const Io* keys = static_cast<const Io*>(call.key.data) + start_of(call.key, chunk.key_head);
-        const Io* queries = static_cast<const Io*>(call.query.data) + start_of(call.query, chunk.key_head);
-        const Gate* gates = static_cast<const Gate*>(call.gate.values.data) + start_of(call.gate, chunk.head);
-        float2 gate[kTokens];
+    // Gates; then keys and queries, which are in their tiles by then. Tokens past the end, and channels past dk, have zeros and
+    // a decay of 1.
+    __device__ __forceinline__ void load_gates(float2 (&gate)[kTokens], const GdnCall& call, const KdaChunk& chunk) const {
+        const int tokens = tokens_of(call, chunk);
+        const Gate* at = static_cast<const Gate*>(call.gate.values.data) + chunk.sequence * call.gate.batch +
+                         (chunk.first + kTokens * quarter) * call.gate.token + chunk.head * call.gate.head + channel();
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
-            const bool exists = i < tokens;
             gate[i] = {};
-            if (exists) gate[i] = load_gate(gates + i * call.gate.token);
-            key[i] = exists ? *reinterpret_cast<const unsigned*>(keys + i * call.key.token) : 0u;
-            query[i] = exists ? *reinterpret_cast<const unsigned*>(queries + i * call.query.token) : 0u;
+            if (i < tokens) gate[i] = load_gate(at);
+            at += call.gate.token;
         }
+    }
+    __device__ __forceinline__ void load(float2 (&gate)[kTokens], const GdnCall& call, const KdaChunk& chunk) {
+        const int tokens = tokens_of(call, chunk);
         with_channel_gate(call.channels.form,
-                          [&]<ChannelGate kForm>() { this->template make_decays<kForm>(call, chunk.head, gate, tokens); });
+                          [&]<ChannelGate kForm>() { this->template make_decays<kForm>(call, chunk.head, gate); });
+        const unsigned keys = rows_at(shared.operands.key, kTokens * quarter),
+                       queries = rows_at(shared.operands.query, kTokens * quarter);
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            key[i] = load_shared_word((keys ^ (i % 8) << 4) + i * 128);
+            query[i] = load_shared_word((queries ^ (i % 8) << 4) + i * 128);
+        }
+        if (__any_sync(0xffffffffu, tokens < kTokens)) [[unlikely]]
+#pragma unroll
+            for (int i = 0; i < kTokens; ++i) {
+                if (i < tokens) continue;
+                key[i] = query[i] = 0;
+                decay[i] = {1.f, 1.f};
+            }
     }
 
-    // The product of the decays of its tokens, and whether one of them is 0.
-    __device__ __forceinline__ float2 total(bool& resets) const {
+    // The product of the decays of its tokens.
+    __device__ __forceinline__ float2 total() const {
         float2 product = decay[0];
-        resets = decay[0].x == 0.f || decay[0].y == 0.f;
 #pragma unroll
-        for (int i = 1; i < kTokens; ++i) {
-            product = times(product, decay[i]);
-            resets = resets || decay[i].x == 0.f || decay[i].y == 0.f;
-        }
+        for (int i = 1; i < kTokens; ++i) product = times(product, decay[i]);
         return product;
+    }
+    // Whether products of the chunk have reciprocals that may scale operands, as far as this quarter says.
+    __device__ __forceinline__ static bool is_slow(float2 total) {
+        constexpr float kLeast = 9.4e-14f;  // e^-30, twice in half a chunk
+        return total.x >= kLeast && total.y >= kLeast;
+    }
+    __device__ __forceinline__ bool has_zero() const {
+        bool found = false;
+#pragma unroll
+        for (const float2& each : decay) found = found || each.x == 0.f || each.y == 0.f;
+        return found;
     }
     // Products of earlier and later quarters' decays.
     __device__ __forceinline__ float2 before(int from = 0) const { return product_of_totals(from, quarter); }
@@ -129,6 +145,34 @@ struct KdaElements {
             factor = times(factor, decay[i]);
         }
     }
+    // Both at once for levels 16 and 32: the products of the latter have one factor more.
+    __device__ __forceinline__ void store_forwards_twice(KdaPreparePlan::Operands& to, float2 more) const {
+        const int first = kTokens * quarter;
+        const unsigned keys = rows_at(to.key, first), other_keys = rows_at(to.other_key, first),
+                       queries = rows_at(to.query, 16), other_queries = rows_at(to.query, 48);
+        float2 factor{1.f, 1.f};
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            factor = times(factor, decay[i]);
+            const float2 k = times(unpack<kIo>(key[i]), factor), q = times(unpack<kIo>(query[i]), factor);
+            store_product(other_keys, i, k, {1.f, 1.f});
+            store_product(other_queries, i, q, {1.f, 1.f});
+            store_product(keys, i, k, more);
+            store_product(queries, i, q, more);
+        }
+    }
+    __device__ __forceinline__ void store_backwards_twice(KdaPreparePlan::Operands& to, float2 more) const {
+        const int first = kTokens * quarter;
+        const unsigned keys = rows_at(to.key, first), other_keys = rows_at(to.other_key, first);
+        float2 factor{1.f, 1.f};
+#pragma unroll
+        for (int i = kTokens - 1; i >= 0; --i) {
+            const float2 k = times(unpack<kIo>(key[i]), factor);
+            store_product(other_keys, i, k, {1.f, 1.f});
+            store_product(keys, i, k, more);
+            factor = times(factor, decay[i]);
+        }
+    }
     // Left operands have the decay from the middle token on, right ones its reciprocal.
     __device__ __forceinline__ void store_around_middle(KdaPreparePlan::Operands& to) const {
         const int first = kTokens * quarter;
@@ -150,6 +194,31 @@ struct KdaElements {
         for (int i = kMiddle - 1; i >= 0; --i) {
             factor = times(factor, decay[i + 1]);
             store_token(i, {reciprocal_fast(factor.x), reciprocal_fast(factor.y)}, factor);
+        }
+    }
+    // The same about the border between the chunk's halves.
+    __device__ __forceinline__ void store_around_border(KdaPreparePlan::Operands& to) const {
+        const int first = kTokens * quarter;
+        const unsigned left = rows_at(to.key, first), right = rows_at(to.other_key, first), queries = rows_at(to.query, first);
+        const auto store_token = [&](int i, float2 on_left, float2 on_right) {
+            store(left, i, key[i], on_left);
+            store(queries, i, query[i], on_left);
+            store(right, i, key[i], on_right);
+        };
+        if (quarter >= 2) {
+            float2 factor = before(2);
+#pragma unroll
+            for (int i = 0; i < kTokens; ++i) {
+                factor = times(factor, decay[i]);
+                store_token(i, factor, {reciprocal_fast(factor.x), reciprocal_fast(factor.y)});
+            }
+        } else {
+            float2 factor = after(2);
+#pragma unroll
+            for (int i = kTokens - 1; i >= 0; --i) {
+                store_token(i, {reciprocal_fast(factor.x), reciprocal_fast(factor.y)}, factor);
+                factor = times(factor, decay[i]);
+            }
         }
     }
     // Halves of kHalf tokens: keys and queries of the upper ones from the border on, keys of the lower ones up to it. Queries
@@ -174,38 +243,12 @@ struct KdaElements {
         }
     }
 
-    // ---- Sums over channels
-
-    // Stores sums over this warp's channels of x_i . y_i for its tokens.
-    __device__ __forceinline__ void store_sums(float (&to)[kKdaTiles][kChunk], const unsigned (&x)[kTokens],
-                                               const unsigned (&y)[kTokens]) const {
-        float sums[kTokens];
-#pragma unroll
-        for (int i = 0; i < kTokens; ++i) {
-            const float2 a = unpack<kIo>(x[i]), b = unpack<kIo>(y[i]);
-            sums[i] = fmaf(a.x, b.x, a.y * b.y);
-        }
-        exchange<kTokens / 2>(sums);
-        const float sum = sums[0] + __shfl_xor_sync(0xffffffffu, sums[0], 1);
-        if (lane % 2 == 0) to[tile][kTokens * quarter + lane / 2] = sum;
-    }
-
   private:
     static constexpr int kMiddle = 7;
 
-    // Lanes that differ in a bit exchange halves of their tokens.
-    template <int kHalf>
-    __device__ __forceinline__ void exchange(float (&sums)[kTokens]) const {
-        constexpr int kBit = 2 * kHalf;
-        const bool upper = lane & kBit;
-#pragma unroll
-        for (int i = 0; i < kHalf; ++i) {
-            const float other = __shfl_xor_sync(0xffffffffu, upper ? sums[i] : sums[i + kHalf], kBit);
-            sums[i] = (upper ? sums[i + kHalf] : sums[i]) + other;
-        }
-        if constexpr (kHalf > 1) exchange<kHalf / 2>(sums);
+    __device__ __forceinline__ int tokens_of(const GdnCall& call, const KdaChunk& chunk) const {
+        return channel() < call.dk ? chunk.tokens - kTokens * quarter : 0;
     }
-
     __device__ __forceinline__ static float2 load_gate(const Gate* at) {
         if constexpr (kConfig.gate == DType::f32)
             return pair_at(at);
@@ -213,21 +256,19 @@ struct KdaElements {
             return unpack<kConfig.gate>(*reinterpret_cast<const unsigned*>(at));
     }
     template <ChannelGate kForm>
-    __device__ __forceinline__ void make_decays(const GdnCall& call, int head, const float2 (&gate)[kTokens], int tokens) {
+    __device__ __forceinline__ void make_decays(const GdnCall& call, int head, float2 (&gate)[kTokens]) {
         constexpr bool kRaw = kForm == ChannelGate::softplus || kForm == ChannelGate::bounded;
-        float2 bias{};
-        if (kRaw && call.dt_bias.data != nullptr && channel() < call.dk) {
-            const i64 at = head * call.channels.bias_head + channel();
-            bias = {load_float(call.dt_bias, at), load_float(call.dt_bias, at + 1)};
-        }
         const ChannelDecay<kForm> decay_of(kRaw && call.A_log.data != nullptr ? load_float(call.A_log, head) : 0.f,
                                            call.channels.lower_bound);
+        if (kRaw && call.dt_bias.data != nullptr && channel() < call.dk) {
+            const i64 at = head * call.channels.bias_head + channel();
+            const float2 bias{load_float(call.dt_bias, at), load_float(call.dt_bias, at + 1)};
+#pragma unroll
+            for (float2& each : gate) each = {each.x + bias.x, each.y + bias.y};
+        }
         const auto make = [&](auto&& of) {
 #pragma unroll
-            for (int i = 0; i < kTokens; ++i) {
-                decay[i] = {of(gate[i].x + bias.x), of(gate[i].y + bias.y)};
-                if (i >= tokens) decay[i] = {1.f, 1.f};
-            }
+            for (int i = 0; i < kTokens; ++i) decay[i] = {of(gate[i].x), of(gate[i].y)};
         };
         if constexpr (kForm == ChannelGate::softplus) {
             if (decay_of.rate_log <= ChannelDecay<kForm>::kLargestPlainRateLog)
@@ -247,7 +288,9 @@ struct KdaElements {
         return shared_address(tiles[tile].bytes) + row * 128 + 4 * lane;
     }
     __device__ __forceinline__ static void store(unsigned rows, int i, unsigned pair, float2 factor) {
-        const float2 x = unpack<kIo>(pair);
+        store_product(rows, i, unpack<kIo>(pair), factor);
+    }
+    __device__ __forceinline__ static void store_product(unsigned rows, int i, float2 x, float2 factor) {
         store_shared((rows ^ (i % 8) << 4) + i * 128, pack<kIo>(x.x * factor.x, x.y * factor.y));
     }
 };

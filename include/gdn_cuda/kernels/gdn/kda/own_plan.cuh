@@ -37,7 +37,7 @@ struct KdaOwnerPlan {
     KdaFactors factors[kConfig.stages];
     ChunkedWork work;
     unsigned flags[kConfig.stages];
-    alignas(4) bool is_stored[kConfig.stages];  // the chunk's outputs, otherwise than by TMA from their tile
+    unsigned is_stored[kConfig.stages];  // the chunk's outputs, otherwise than by TMA from their tile
     // By stage: the record and values are there; the chain has read it, and outputs are stored; outputs are in their tile.
     unsigned long long stage_full[kConfig.stages], stage_empty[kConfig.stages], output_full[kConfig.stages];
     // A phase a chunk, full and empty: left operands; the chain's S K_in^T put into the tensor cores' queue.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/triangle.cuh>
+#include <gdn_cuda/kernels/common/tensor_map.cuh>
 #include <gdn_cuda/kernels/gdn/kda/record.cuh>
 #include <gdn_cuda/kernels/recurrence/call.cuh>
 
@@ -18,8 +19,16 @@ struct KdaPrepareConfig {
     GDN_HOST_DEVICE static constexpr int threads() { return kQuarters * kKdaHeadK / 2; }
 };
 
+// What a warp has found in its decays.
+enum KdaFindings : unsigned {
+    kFoundZero = 1,
+    kFoundFast = 2,    // no reciprocals within a quarter: halves of 8 tokens and fewer take the place of its diagonal block
+    kFoundMedium = 4,  // none within the chunk: halves of 32 and 16 tokens do
+};
+
 struct KdaPreparePlan {
     // Operands of 64 tokens, one use after another (kda_prepare.cuh):
+    //     the chunk as loaded   keys | - | queries
     //     levels 32 and 16    keys | keys | queries, the upper halves of each
     //     diagonal blocks     left keys | right keys | left queries
     //     levels 8 and 4, then 2 and 1, as the first
@@ -37,13 +46,15 @@ struct KdaPreparePlan {
     KdaFactors factors;
     float totals[KdaPrepareConfig::kQuarters][kKdaHeadK];  // products of a quarter's decays
     float beta[kChunk];
-    float sums[3][kKdaTiles][kChunk];                          // of a token's channels: squares of keys, of queries, products
-    alignas(8) bool resets[KdaPrepareConfig::threads() / 32];  // by warp, whether one of its decays is 0
-    alignas(4) bool cancels[kChunk / 16];                      // by column of blocks, whether T has an entry that cancels
+    float query_key[kChunk];                                              // q.k of each token, where decays are fast
+    alignas(8) unsigned char findings[KdaPrepareConfig::threads() / 32];  // KdaFindings of each warp
+    unsigned cancels[kChunk / 16];  // by column of blocks, whether T has an entry that cancels
+    unsigned long long tiles_full;  // keys and queries are there
 };
 static_assert(sizeof(KdaPreparePlan) <= 112 * 1024);  // two blocks a multiprocessor
 
 struct KdaPrepareArgs {
+    TensorMap query, key;  // (d, head, token, batch)
     GdnCall call;
     KdaRecord* records;  // (head, record)
     unsigned* flags;     // the same

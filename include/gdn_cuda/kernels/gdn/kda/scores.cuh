@@ -2,143 +2,178 @@
 // for P, rounded and its residual. Decays are in the operands (kda/elements.cuh).
 #pragma once
 
-#include <gdn_cuda/kernels/common/mma.cuh>
-#include <gdn_cuda/kernels/common/opaque.cuh>
+#include <gdn_cuda/kernels/common/inverse_root.cuh>
 #include <gdn_cuda/kernels/common/tf32.cuh>
-#include <gdn_cuda/kernels/gdn/kda/prepare_plan.cuh>
+#include <gdn_cuda/kernels/gdn/kda/warp.cuh>
 
 namespace gdn_cuda::gdn {
 
-// The address of a lane's vector in a row of tiles.
-__device__ __forceinline__ unsigned operand_at(const SwizzledTile* tiles, int row, int vector) {
-    return row_vector(tile_row(tiles[vector / 8].bytes, row), vector % 8);
-}
-// Of a row whose channels are summed: at steps of 16 channels, `vector` being the lane's among a step's two, or among two
-// steps' four.
-struct OperandRow {
-    const unsigned first;
-
-    __device__ __forceinline__ OperandRow(const SwizzledTile* tiles, int row, int vector)
-        : first(row_vector(tile_row(tiles->bytes, row), vector)) {}
-    __device__ __forceinline__ unsigned at(int step) const {
-        return (first ^ step % 4 << 5) + step / 4 * static_cast<int>(sizeof(SwizzledTile));
-    }
-};
-
 template <DType kIo>
-struct KdaScores {
+struct KdaScores : KdaWarp {
     static constexpr int kSteps = kKdaHeadK / 16;
 
     KdaPreparePlan& shared;
-    int warp, lane, g, t;
 
-    __device__ __forceinline__ explicit KdaScores(KdaPreparePlan& shared) : shared(shared) {
-        const int thread = opaque(static_cast<int>(threadIdx.x));
-        warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // warp-uniform for the compiler
-        lane = thread % 32;
-        g = lane / 4;
-        t = lane % 4;
+    __device__ __forceinline__ explicit KdaScores(KdaPreparePlan& shared) : shared(shared) { find_lane(); }
+
+    // From the tiles as loaded: inverse norms of keys and queries, or 1; 16 tokens a warp. Tokens past the end have none.
+    __device__ __forceinline__ void store_norms(const GdnCall& call, unsigned tokens) const {
+        const bool queries = warp >= 4;
+        const unsigned block = 16 * (warp % 4);
+        float squares[2] = {};
+        if (call.qk_norm) {
+            const SwizzledTile* const tiles = queries ? shared.operands.query : shared.operands.key;
+            multiply_with_own(squares, tiles, tiles, block);
+        }
+        float* const to = (queries ? shared.factors.query_norm : shared.factors.key_norm) + block + g;
+        const float scale = queries ? call.scale : 1.f;
+        if (t == g / 2)
+#pragma unroll
+            for (unsigned i = 0; i < 2; ++i)
+                to[8 * i] =
+                    call.qk_norm && block + g + 8 * i < tokens ? scale * inverse_root(squares[i] + kNormEpsilon) : scale;
+    }
+    // The same tiles' q.k, by four warps, which become the diagonal of P.
+    __device__ __forceinline__ void store_products_of_tokens() const {
+        if (warp >= 4) return;
+        float products[2];
+        multiply_with_own(products, shared.operands.query, shared.operands.key, 16 * warp);
+        if (t == g / 2)
+#pragma unroll
+            for (unsigned i = 0; i < 2; ++i) shared.query_key[16 * warp + g + 8 * i] = products[i];
     }
 
+    // All scores at once: 16 rows of keys or queries a warp.
+    __device__ __forceinline__ void multiply_chunk() const {
+        const bool queries = warp >= 4;
+        const unsigned row = warp % 4;
+        const auto& operands = shared.operands;
+        const OperandRow left((queries ? operands.query : operands.key), 16 * row + left_row(), left_vector()),
+            right(operands.other_key, right_row(), right_vector());
+        float sums[4][2][4] = {};
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            unsigned a[4];
+            ldmatrix_x4(a, left.at(step));
+#pragma unroll
+            for (unsigned column = 0; column < 4; ++column)
+                if (column <= row) multiply_step(sums[column], a, right.at(step) + column * kMnMajorStep);
+        }
+#pragma unroll
+        for (unsigned column = 0; column < 4; ++column) {
+            if (column > row) continue;
+            if (column == row) clear_above_diagonal(sums[column]);
+            store(queries, 16 * row, 16 * column, sums[column]);
+        }
+    }
     // Tokens 32 and up against those below: 16 rows of keys or queries x 16 columns a warp.
     __device__ __forceinline__ void multiply_halves_of_32() const {
         const bool queries = warp >= 4;
-        const int block = warp / 2 % 2, columns = 16 * (warp % 2);
-        float sums[2][4] = {};
+        const unsigned block = 16 * (warp / 2 % 2), column = 16 * (warp % 2);
+        float sums[2][4];
         const auto& operands = shared.operands;
-        multiply(sums, queries ? operands.query : operands.key, queries ? 16 * block : 32 + 16 * block, operands.key, columns);
-        store(queries, 32 + 16 * block, columns, sums);
+        multiply(sums, queries ? operands.query : operands.key, queries ? block : 32 + block, operands.key, column);
+        store(queries, 32 + block, column, sums);
     }
     // Within each half, 16 tokens against 16: 16 rows x 8 columns a warp.
     __device__ __forceinline__ void multiply_halves_of_16() const {
         const bool queries = warp / 2 % 2;
-        const int half = warp / 4, columns = 32 * half + 8 * (warp % 2);
+        const unsigned half = 32 * (warp / 4), column = half + 8 * (warp % 2);
         const auto& operands = shared.operands;
-        float sums[4] = {};
-        multiply_eight(sums, queries ? operands.query : operands.other_key,
-                       (queries ? 32 + 16 * half : 32 * half + 16) + lane % 16, operands.other_key, columns + lane % 8);
-        store_eight(queries, 32 * half + 16, columns, sums);
+        float sums[4];
+        multiply_eight(sums, queries ? operands.query : operands.other_key, (queries ? 32 + half / 2 : half + 16) + lane % 16,
+                       operands.other_key, column + lane % 8);
+        store_eight(queries, half + 16, column, sums);
     }
     // Blocks of 16 tokens on the diagonal, keys or queries a warp. Above the diagonal the decays have no bound.
     __device__ __forceinline__ void multiply_diagonal() const {
         const bool queries = warp >= 4;
-        const int block = 16 * (warp % 4);
-        float sums[2][4] = {};
+        const unsigned block = 16 * (warp % 4);
+        float sums[2][4];
         const auto& operands = shared.operands;
         multiply(sums, queries ? operands.query : operands.key, block, operands.other_key, block);
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (8 * n + 2 * t + i % 2 > g + 8 * (i / 2)) sums[n][i] = 0.f;
+        clear_above_diagonal(sums);
         store(queries, block, block, sums);
     }
     // Halves of `first` tokens, from the operands of levels 32 and 16, and of first / 2: a warp has the scores of a quarter.
-    __device__ __forceinline__ void multiply_small_halves(int first) const {
+    __device__ __forceinline__ void multiply_small_halves(unsigned first) const {
         const bool second = warp >= 4;
-        const int half = second ? first / 2 : first, quarter = 16 * (warp % 4), row = lane % 16;
+        const unsigned half = second ? first / 2 : first, quarter = 16 * (warp % 4), row = lane % 16;
         const auto& operands = shared.operands;
         const SwizzledTile* const keys = second ? operands.other_key : operands.key;
         const bool is_query = row >= 8;
-        const int left = is_query ? 32 * second + quarter / 2 + row - 8 : quarter + upper(row, half);
-        float sums[4] = {};
+        const unsigned left = is_query ? 32 * second + quarter / 2 + row - 8 : quarter + upper(row, half);
+        float sums[4];
         multiply_eight(sums, is_query ? operands.query : keys, left, keys, quarter + lower(lane % 8, half));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int column = 2 * t + i % 2;
+        for (unsigned i = 0; i < 4; ++i) {
+            const unsigned column = 2 * t + i % 2;
             if (g / half == column / half) store_one(i >= 2, quarter + upper(g, half), quarter + lower(column, half), sums[i]);
         }
     }
-    // Scores of a block of the diagonal that are not formed.
+    // Scores of the blocks on the diagonal, of which some elements are not formed.
     __device__ __forceinline__ void clear_diagonal() const {
-        const int row = static_cast<int>(threadIdx.x) / 2 % kChunk, vector = row / 16 * 2 + static_cast<int>(threadIdx.x) % 2;
+        const unsigned row = threadIdx.x / 2 % kChunk, vector = row / 16 * 2 + threadIdx.x % 2;
         store_shared(row_vector(tile_row(shared.matrices.scores[warp / 4].bytes, row), vector), uint4{});
     }
-    // q.k of a token.
-    __device__ __forceinline__ void store_one(bool queries, int row, int column, float x) const {
+    __device__ __forceinline__ void store_one(bool queries, unsigned row, unsigned column, float x) const {
         if (queries) {
             const unsigned rounded = pack<kIo>(x, 0.f), residual = pack_residual<kIo>(x, 0.f, rounded);
             *score_at(0, row, column) = static_cast<unsigned short>(rounded);
             *score_at(1, row, column) = static_cast<unsigned short>(residual);
         } else {
-            block_of(row, column).values[TriangleBlock::at(row % 16, column % 16)] = -row_factor(row) * norm(column) * x;
+            block_of(row, column)[TriangleBlock::at(row % 16, column % 16)] =
+                -shared.beta[row] * shared.factors.key_norm[row] * shared.factors.key_norm[column] * x;
         }
     }
 
   private:
     // The r-th token of a quarter in the upper or lower halves.
-    __device__ __forceinline__ static int upper(int r, int half) { return lower(r, half) + half; }
-    __device__ __forceinline__ static int lower(int r, int half) { return 2 * r - r % half; }
+    __device__ __forceinline__ static unsigned upper(unsigned r, unsigned half) { return lower(r, half) + half; }
+    __device__ __forceinline__ static unsigned lower(unsigned r, unsigned half) { return 2 * r - r % half; }
 
-    __device__ __forceinline__ TriangleBlock& block_of(int row, int column) const {
-        return shared.triangle[row / 16 * (row / 16 + 1) / 2 + column / 16];
+    __device__ __forceinline__ float* block_of(unsigned row, unsigned column) const {
+        return shared.triangle[row / 16 * (row / 16 + 1) / 2 + column / 16].values;
     }
-    __device__ __forceinline__ unsigned short* score_at(int part, int row, int column) const {
+    __device__ __forceinline__ unsigned short* score_at(unsigned part, unsigned row, unsigned column) const {
         unsigned char* const tile = shared.matrices.scores[part].bytes;
         return reinterpret_cast<unsigned short*>(tile + row * 128 + ((column / 8 ^ row % 8) << 4) + 2 * (column % 8));
     }
-    __device__ __forceinline__ float norm(int token) const { return shared.factors.key_norm[token]; }
-    __device__ __forceinline__ float row_factor(int row) const { return shared.beta[row] * norm(row); }
 
-    // sums += left rows x right rows: 16 x 16.
-    __device__ __forceinline__ void multiply(float (&sums)[2][4], const SwizzledTile* left, int left_row,
-                                             const SwizzledTile* right, int right_row) const {
-        const auto on_left = VectorOfLane::straight(lane), on_right = VectorOfLane::crossed(lane);
-        const OperandRow left_at(left, left_row + on_left.row, on_left.vector),
-            right_at(right, right_row + on_right.row, on_right.vector);
+    // Products of rows block + g and block + g + 8 of x with the same rows of y: in lanes t = g / 2.
+    __device__ __forceinline__ void multiply_with_own(float (&products)[2], const SwizzledTile* x, const SwizzledTile* y,
+                                                      unsigned block) const {
+        float sums[2][4];
+        multiply(sums, x, block, y, block);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) products[i] = g % 2 == 0 ? sums[i][2 * i] : sums[i][2 * i + 1];
+    }
+    // sums += a (one step's rows) x right rows.
+    __device__ __forceinline__ static void multiply_step(float (&sums)[2][4], const unsigned (&a)[4], unsigned right) {
+        unsigned b[4];
+        ldmatrix_x4(b, right);
+        mma_m16n8k16<kIo>(sums[0], a, b[0], b[1]);
+        mma_m16n8k16<kIo>(sums[1], a, b[2], b[3]);
+    }
+    // 16 left rows x 16 right rows.
+    __device__ __forceinline__ void multiply(float (&sums)[2][4], const SwizzledTile* left, unsigned left_first,
+                                             const SwizzledTile* right, unsigned right_first) const {
+        const OperandRow left_at(left, left_first + left_row(), left_vector()),
+            right_at(right, right_first + right_row(), right_vector());
+        clear(sums);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-            unsigned a[4], b[4];
+            unsigned a[4];
             ldmatrix_x4(a, left_at.at(step));
-            ldmatrix_x4(b, right_at.at(step));
-            mma_m16n8k16<kIo>(sums[0], a, b[0], b[1]);
-            mma_m16n8k16<kIo>(sums[1], a, b[2], b[3]);
+            multiply_step(sums, a, right_at.at(step));
         }
     }
     // The same with eight columns, and this lane's own rows.
-    __device__ __forceinline__ void multiply_eight(float (&sums)[4], const SwizzledTile* left, int left_row,
-                                                   const SwizzledTile* right, int right_row) const {
-        const OperandRow left_at(left, left_row, lane / 16), right_at(right, right_row, lane / 8);
+    __device__ __forceinline__ void multiply_eight(float (&sums)[4], const SwizzledTile* left, unsigned left_own,
+                                                   const SwizzledTile* right, unsigned right_own) const {
+        const OperandRow left_at(left, left_own, lane / 16), right_at(right, right_own, lane / 8);
+#pragma unroll
+        for (float& x : sums) x = 0.f;
 #pragma unroll
         for (int step = 0; step < kSteps; step += 2) {
             unsigned a[4], next[4], b[4];
@@ -149,32 +184,46 @@ struct KdaScores {
             mma_m16n8k16<kIo>(sums, next, b[2], b[3]);
         }
     }
-    __device__ __forceinline__ void store(bool queries, int row, int column, const float (&sums)[2][4]) const {
+    __device__ __forceinline__ void clear_above_diagonal(float (&sums)[2][4]) const {
 #pragma unroll
-        for (int n = 0; n < 2; ++n) store_eight(queries, row, column + 8 * n, sums[n]);
+        for (unsigned n = 0; n < 2; ++n)
+#pragma unroll
+            for (unsigned i = 0; i < 4; ++i)
+                if (8 * n + 2 * t + i % 2 > g + 8 * (i / 2)) sums[n][i] = 0.f;
     }
-    __device__ __forceinline__ void store_eight(bool queries, int first_row, int first_column, const float (&sums)[4]) const {
-        const int column = first_column + 2 * t;
+
+    // At multiples of 16 rows, and of 16 or 8 columns.
+    __device__ __forceinline__ void store(bool queries, unsigned row, unsigned column, const float (&sums)[2][4]) const {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = first_row + g + 8 * half;
-            float x = sums[2 * half], next = sums[2 * half + 1];
-            if (queries) {
-                const unsigned rounded = pack<kIo>(x, next);
+        for (unsigned n = 0; n < 2; ++n) store_eight(queries, row, column + 8 * n, sums[n]);
+    }
+    __device__ __forceinline__ void store_eight(bool queries, unsigned row, unsigned column, const float (&sums)[4]) const {
+        if (queries)
+            store_scores(row, column, sums);
+        else
+            store_block(row, column, sums);
+    }
+    __device__ __forceinline__ void store_scores(unsigned row, unsigned column, const float (&sums)[4]) const {
+        const unsigned to = pair_at(shared.matrices.scores, row, column);
 #pragma unroll
-                for (int part = 0; part < 2; ++part)
-                    store_shared(row_vector(tile_row(shared.matrices.scores[part].bytes, row), column / 8) + 4 * t,
-                                 part == 0 ? rounded : pack_residual<kIo>(x, next, rounded));
-            } else {
-                const float factor = -row_factor(row);
-                const float2 norms = pair_at(&shared.factors.key_norm[column]);
-                x *= factor * norms.x;
-                next *= factor * norms.y;
-                const bool rounds = first_row / 16 != first_column / 16;  // a factor of tf32 products
-                *reinterpret_cast<float2*>(
-                    &block_of(first_row, first_column).values[TriangleBlock::at(row % 16, column % 16)]) = {
-                    rounds ? __uint_as_float(to_tf32(x)) : x, rounds ? __uint_as_float(to_tf32(next)) : next};
-            }
+        for (unsigned half = 0; half < 2; ++half) {
+            const float x = sums[2 * half], next = sums[2 * half + 1];
+            const unsigned rounded = pack<kIo>(x, next);
+            store_shared(to + half * kEightRows, rounded);
+            store_shared(to + half * kEightRows + sizeof(SwizzledTile), pack_residual<kIo>(x, next, rounded));
+        }
+    }
+    __device__ __forceinline__ void store_block(unsigned row, unsigned column, const float (&sums)[4]) const {
+        float* const to = block_of(row, column) + (TriangleBlock::at(g, 2 * t) ^ (column & 8));
+        const float2 norms = gdn_cuda::pair_at(&shared.factors.key_norm[column + 2 * t]);
+        const unsigned round = row / 16 != column / 16 ? kToTf32 : 0;  // a factor of tf32 products
+#pragma unroll
+        for (unsigned half = 0; half < 2; ++half) {
+            const unsigned token = row + g + 8 * half;
+            const float factor = -shared.beta[token] * shared.factors.key_norm[token];
+            *reinterpret_cast<uint2*>(to + half * TriangleBlock::kEightRows) = {
+                __float_as_uint(sums[2 * half] * (factor * norms.x)) + round,
+                __float_as_uint(sums[2 * half + 1] * (factor * norms.y)) + round};
         }
     }
 };
