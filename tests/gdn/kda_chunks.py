@@ -12,8 +12,8 @@ from torch import Tensor
 
 CHUNK, CHANNELS = 64, 128
 TILE = CHUNK * 64 * 2  # bytes
-PLAIN, CAREFUL = 7 * TILE + 1024, 10 * TILE + 1024
-CANCELS, RESETS = 1, 2
+FACTORS, RECORD = 10 * TILE, 82 * 1024  # where the factors are; bytes
+CANCELS, RESETS, SCALED = 1, 2, 4
 
 
 @dataclass
@@ -69,7 +69,11 @@ def chunks_of(x: dict[str, Any], decay: Tensor, *, scale: float | None, norm: bo
     """(sequence, head, record, chunk) of every chunk of a call, padded (B, T, …) or packed (N, …) with cu_seqlens."""
     packed = x.get("cu_seqlens") is not None
     offsets = x["cu_seqlens"].tolist() if packed else None
-    rows = {name: (t[None] if packed else t) for name, t in {**x, "decay": decay}.items() if name in ("query", "key", "beta", "decay")}
+    rows = {
+        name: (t[None] if packed else t)
+        for name, t in {**x, "decay": decay}.items()
+        if name in ("query", "key", "beta", "decay")
+    }
     heads, dk = decay.shape[-2:]
     per_key = heads // x["key"].shape[-2]
     for sequence in range(len(offsets) - 1 if offsets else decay.shape[0]):
@@ -79,16 +83,23 @@ def chunks_of(x: dict[str, Any], decay: Tensor, *, scale: float | None, norm: bo
                 at = slice(first + start, first + min(start + CHUNK, tokens))
                 b = 0 if packed else sequence
                 query, key = (rows[name][b, at, head // per_key] for name in ("query", "key"))
-                of_head = (rows[name][b, at, head] for name in ("beta", "decay"))
-                yield sequence, head, record + number, chunk(query, key, *of_head, dk**-0.5 if scale is None else scale, norm)
+                betas, decays = (rows[name][b, at, head] for name in ("beta", "decay"))
+                yield (
+                    sequence,
+                    head,
+                    record + number,
+                    chunk(query, key, betas, decays, dk**-0.5 if scale is None else scale, norm),
+                )
 
 
-def by_chunks(x: dict[str, Any], decay: Tensor, state: Tensor | None = None, *, scale: float | None = None, norm: bool = False) -> tuple[Tensor, Tensor]:
+def by_chunks(
+    x: dict[str, Any], decay: Tensor, state: Tensor | None = None, *, scale: float | None = None, norm: bool = False
+) -> tuple[Tensor, Tensor]:
     """(outputs, last states) of a call, chunk by chunk in fp64."""
     packed = x.get("cu_seqlens") is not None
     value = x["value"][None] if packed else x["value"]
     offsets = x["cu_seqlens"].tolist() if packed else None
-    heads, dk, dv = *decay.shape[-2:], value.shape[-1]
+    (heads, dk), dv = decay.shape[-2:], value.shape[-1]
     count = len(offsets) - 1 if offsets else value.shape[0]
     last = torch.zeros(count, heads, dv, CHANNELS).double()
     if state is not None:
@@ -110,7 +121,7 @@ def by_chunks(x: dict[str, Any], decay: Tensor, state: Tensor | None = None, *, 
 
 
 def _swizzled(rows: Tensor) -> Tensor:
-    """Between a tile's rows (64, 64) and their order in memory: 16-byte vector p of row r is at p ^ (r % 8). Its own inverse."""
+    """A tile (64, 64) from its order in memory, or in it: 16-byte vector p of row r is at p ^ (r % 8)."""
     r, p = torch.arange(CHUNK)[:, None], torch.arange(8)[None]
     return rows.reshape(CHUNK, 8, 8)[r, p ^ (r % 8)].reshape(CHUNK, 64)
 
@@ -125,15 +136,18 @@ def read(data: Tensor, flags: int, dtype: torch.dtype) -> Chunk:
     key_in, query_in, update = (_tiles(data, i * 2 * TILE, 2, dtype).double() for i in range(3))
     scores = _tiles(data, 6 * TILE, 1, dtype).double()
     if flags & CANCELS:
-        update = update + _tiles(data, PLAIN, 2, dtype).double()
-        scores = scores + _tiles(data, PLAIN + 2 * TILE, 1, dtype).double()
-    factors = data[7 * TILE : PLAIN].view(torch.float32).double()
-    return Chunk(key_in, query_in, update, scores, *factors.split([CHANNELS, CHUNK, CHUNK]))
+        update = update + _tiles(data, 7 * TILE, 2, dtype).double()
+        scores = scores + _tiles(data, 9 * TILE, 1, dtype).double()
+    factors = data[FACTORS : FACTORS + 1536].view(torch.float32).double()
+    decay, middle, *norms = factors.split([CHANNELS, CHANNELS, CHUNK, CHUNK])
+    if flags & SCALED:
+        key_in, query_in = key_in * middle, query_in * middle
+    return Chunk(key_in, query_in, update, scores, decay, *norms)
 
 
 def write(made: Chunk, careful: bool, dtype: torch.dtype) -> Tensor:
     """The bytes of a record."""
-    data = torch.full((CAREFUL,), 0xFF, dtype=torch.uint8)
+    data = torch.full((RECORD,), 0xFF, dtype=torch.uint8)
 
     def put(at: int, rows: Tensor) -> None:
         for i, tile in enumerate(rows.to(dtype).split(64, 1)):
@@ -142,10 +156,10 @@ def write(made: Chunk, careful: bool, dtype: torch.dtype) -> Tensor:
     for i, rows in enumerate((made.key_in, made.query_in, made.update, made.scores)):
         put(i * 2 * TILE, rows)
     if careful:
-        put(PLAIN, made.update - made.update.to(dtype))
-        put(PLAIN + 2 * TILE, made.scores - made.scores.to(dtype))
-    factors = torch.cat([made.decay, made.key_norm, made.query_norm]).float()
-    data[7 * TILE : PLAIN] = factors.view(torch.uint8)
+        put(7 * TILE, made.update - made.update.to(dtype))
+        put(9 * TILE, made.scores - made.scores.to(dtype))
+    factors = torch.cat([made.decay, torch.ones(CHANNELS), made.key_norm, made.query_norm]).float()
+    data[FACTORS : FACTORS + 1536] = factors.view(torch.uint8)
     return data
 
 
@@ -177,7 +191,7 @@ def run(
     device = value.device
     count = len(x["cu_seqlens"]) - 1 if x.get("cu_seqlens") is not None else value.shape[0]
     if records is None or flags is None:
-        records = torch.full((heads, records_of(x), CAREFUL), 0xFF, dtype=torch.uint8, device=device)
+        records = torch.full((heads, records_of(x), RECORD), 0xFF, dtype=torch.uint8, device=device)
         flags = torch.full((heads, records_of(x)), -1, dtype=torch.int32, device=device)
     state = torch.full((count, heads, value.shape[-1], x["key"].shape[-1]), torch.nan, device=device)
     out = torch.full_like(value, torch.nan)

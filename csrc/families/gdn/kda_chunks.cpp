@@ -68,7 +68,7 @@ struct GDN_HOLDS_TENSORS KdaChunks {
     bool use_qk_l2norm = false;
     GateOptions gates = {};
     bool prepares = true, owns = true;
-    Written records, flags;  // bytes (heads, records, kKdaCarefulBytes), and int32 (heads, records)
+    Written records, flags;  // bytes (heads, records, sizeof(KdaRecord)), and int32 (heads, records)
     OptionalWritten final_state = {};
     Written out;
 
@@ -88,7 +88,7 @@ Prepared prepare_chunks(const KdaChunks& x) {
     if (x.final_state) prepared.args.last = check_final_state(check, prepared, View(*x.final_state));
     const View records(x.records), flags(x.flags);
     const int64_t count = kda_records(sequences);
-    check.shape("records", records, {sequences.heads, count, kKdaCarefulBytes}, "(heads, records, bytes)");
+    check.shape("records", records, {sequences.heads, count, int64_t{sizeof(KdaRecord)}}, "(heads, records, bytes)");
     check.shape("flags", flags, {sequences.heads, count}, "(heads, records)");
     return prepared;
 }

@@ -214,9 +214,14 @@ struct KdaPreparer {
             KdaScores<kIo>(shared).store_products_of_tokens();
             __syncthreads();
         }
-        if (elements.quarter == 0)
-            *reinterpret_cast<float2*>(&shared.factors.decay[elements.channel()]) = elements.chunk_decay();
-        if (!(found & (kFoundMedium | kFoundFast))) {
+        const bool scaled = !(found & (kFoundMedium | kFoundFast));
+        if (elements.quarter == 0) {
+            const auto put = [&](float(&to)[kKdaHeadK], float2 x) { *reinterpret_cast<float2*>(&to[elements.channel()]) = x; };
+            put(shared.factors.decay, elements.product_of_totals(0, 4));
+            put(shared.factors.middle, elements.product_of_totals(0, 2));
+            put(shared.update_scale, elements.product_of_totals(2, 4));
+        }
+        if (scaled) {
             form_scores(elements);
         } else {
             form_large_scores(elements);
@@ -225,11 +230,11 @@ struct KdaPreparer {
                 form_small_scores(elements);
             else
                 form_diagonal_scores(elements);
+            elements.refresh();
+            elements.store_forwards(shared.operands.key, shared.operands.query, 16 * elements.quarter, elements.before());
+            elements.refresh();
+            elements.store_backwards(shared.operands.other_key, elements.after());
         }
-        elements.refresh();
-        elements.store_forwards(shared.operands.key, shared.operands.query, 16 * elements.quarter, elements.before());
-        elements.refresh();
-        elements.store_backwards(shared.operands.other_key, elements.after());
         if (threadIdx.x < kWarpgroup) invert();
         cutlass::arch::fence_view_async_shared();
         __syncthreads();
@@ -238,10 +243,10 @@ struct KdaPreparer {
             Copy::copy(shared.operands.key, record.key_in, kRows);
             Copy::copy(shared.operands.query, record.query_in, kRows);
             Copy::copy(&shared.factors, &record.factors, sizeof(KdaFactors));
-            flags_of_record = (cancels ? kKdaCancels : 0) | (found & kFoundZero ? kKdaResets : 0);
+            flags_of_record = (cancels ? kKdaCancels : 0) | (found & kFoundZero ? kKdaResets : 0) | (scaled ? kKdaScaled : 0);
         }
         KdaProducts<kIo> products(shared);
-        products.multiply();
+        products.multiply(scaled);
         __syncthreads();
         products.store();
         if (cancels) products.store_residuals();

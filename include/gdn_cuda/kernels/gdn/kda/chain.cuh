@@ -39,6 +39,21 @@ __device__ __forceinline__ void scale_columns(Owner& own, const float (&factors)
     }
 }
 
+// The state as a left operand of a chunk, whose flags they are; uniform over the warp.
+template <class Owner>
+__device__ __forceinline__ void round_for_chunk(Owner& own, int chunk, unsigned flags) {
+    if (!(flags & kKdaScaled)) return own.round_state();
+    const auto& factors = own.shared.factors[PipelineStage<Owner::kConfig.stages>(chunk).index].middle;
+#pragma unroll
+    for (int n = 0; n < Owner::kConfig.head_k / 8; ++n) {
+        const float2 factor = pair_at(&factors[8 * n + 2 * own.t]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            own.rounded_state[n / 2][n % 2 * 2 + half] =
+                pack<Owner::kIo>(own.state[4 * n + 2 * half] * factor.x, own.state[4 * n + 2 * half + 1] * factor.y);
+    }
+}
+
 template <ChunkedConfig kConfig>
 struct KdaChain : KdaOwner<kConfig> {
     using Base = KdaOwner<kConfig>;
@@ -50,8 +65,6 @@ struct KdaChain : KdaOwner<kConfig> {
     __device__ __forceinline__ void run() {
         load_state(*this, initial_state(*this));
         warpgroup_fence_operand(state);
-        this->round_state();
-        hand_over_state(*this);
         run_chunks();
         store_state(*this, final_state(*this));
     }
@@ -61,6 +74,8 @@ struct KdaChain : KdaOwner<kConfig> {
         const int chunks = work.tokens.chunks;
         KdaReadAhead ahead;
         read_ahead(*this, ahead, 0);
+        round_for_chunk(*this, 0, __shfl_sync(0xffffffffu, ahead.flags, 0));
+        hand_over_state(*this);
         unsigned residual_parity = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -88,9 +103,9 @@ struct KdaChain : KdaOwner<kConfig> {
                 start_product_mn<kIo>(state, x, stage.update_residual());
                 wait_for_product(state);
             }
-            this->round_state();
             if (ends_checkpoint(*this, chunk)) [[unlikely]]
                 store_state(*this, checkpoint(*this, chunk));
+            if (chunk + 1 < chunks) round_for_chunk(*this, chunk + 1, __shfl_sync(0xffffffffu, ahead.flags, 0));
             this->release(current.index);
             hand_over_state(*this);
         }

@@ -94,13 +94,18 @@ struct KdaElements {
         for (const float2& each : decay) found = found || each.x == 0.f || each.y == 0.f;
         return found;
     }
-    // Products of earlier and later quarters' decays.
+    // Products of the decays of quarters [from, until); of those before and after this one.
+    __device__ __forceinline__ float2 product_of_totals(int from, int until) const {
+        float2 product{1.f, 1.f};
+#pragma unroll
+        for (int i = 0; i < KdaPrepareConfig::kQuarters; ++i)
+            if (from <= i && i < until) product = times(product, pair_at(&shared.totals[i][channel()]));
+        return product;
+    }
     __device__ __forceinline__ float2 before(int from = 0) const { return product_of_totals(from, quarter); }
     __device__ __forceinline__ float2 after(int until = KdaPrepareConfig::kQuarters) const {
         return product_of_totals(quarter + 1, until);
     }
-
-    __device__ __forceinline__ float2 chunk_decay() const { return product_of_totals(0, KdaPrepareConfig::kQuarters); }
 
     // Whether decays are so slow that each, from the middle token on, has a reciprocal that may scale an operand.
     __device__ __forceinline__ bool has_reciprocals() const {
@@ -275,13 +280,6 @@ struct KdaElements {
                 return make([&](float x) { return exp2_fast(decay_of.rate * channel_softplus(x)); });
         }
         make(decay_of);
-    }
-    __device__ __forceinline__ float2 product_of_totals(int from, int until) const {
-        float2 product{1.f, 1.f};
-#pragma unroll
-        for (int i = 0; i < KdaPrepareConfig::kQuarters; ++i)
-            if (from <= i && i < until) product = times(product, pair_at(&shared.totals[i][channel()]));
-        return product;
     }
     // Of a multiple of 8 rows.
     __device__ __forceinline__ unsigned rows_at(const SwizzledTile* tiles, int row) const {

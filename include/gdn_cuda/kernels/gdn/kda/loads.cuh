@@ -47,7 +47,7 @@ struct KdaLoader {
     __device__ __forceinline__ static uint64_t* word(Barrier& full) { return reinterpret_cast<uint64_t*>(&full); }
 
     __device__ __forceinline__ void load_records() {
-        constexpr int kTiles = (3 * kKdaTiles + 1) * kTile;
+        constexpr int kTiles = kKdaPlainTiles * kTile;
         unsigned flags = from.flags[0];
 #pragma unroll 1
         for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {

@@ -33,6 +33,8 @@ struct KdaPreparePlan {
     //     diagonal blocks     left keys | right keys | left queries
     //     levels 8 and 4, then 2 and 1, as the first
     //     the record's        K_in | the keys of Z, then Z | Q_in
+    // Where decays are slow, the chunk's scores come from left keys | right keys | left queries about its middle, which then
+    // are the record's.
     struct Operands {
         SwizzledTile key[kKdaTiles], other_key[kKdaTiles], query[kKdaTiles];
     };
@@ -45,6 +47,7 @@ struct KdaPreparePlan {
     TriangleBlock triangle[kTriangleBlocks];
     KdaFactors factors;
     float totals[KdaPrepareConfig::kQuarters][kKdaHeadK];  // products of a quarter's decays
+    float update_scale[kKdaHeadK];                         // of Z's columns, where the right keys about the middle are its keys
     float beta[kChunk];
     float query_key[kChunk];                                              // q.k of each token, where decays are fast
     alignas(8) unsigned char findings[KdaPrepareConfig::threads() / 32];  // KdaFindings of each warp

@@ -20,8 +20,9 @@ struct KdaProducts : KdaWarp {
 
     __device__ __forceinline__ explicit KdaProducts(KdaPreparePlan& shared) : shared(shared) { find_lane(); }
 
-    __device__ __forceinline__ void multiply() {
+    __device__ __forceinline__ void multiply(bool scales) {
         multiply_update();
+        if (scales) scale_update();
         multiply_scores();
     }
     // Once all warps have multiplied: Z replaces its keys, P' replaces P.
@@ -66,6 +67,14 @@ struct KdaProducts : KdaWarp {
                         mma_m16n8k16<kIo>(update[i][n], left, keys[n / 2][n % 2 * 2], keys[n / 2][n % 2 * 2 + 1]);
                 }
             }
+        }
+    }
+    __device__ __forceinline__ void scale_update() {
+#pragma unroll
+        for (unsigned n = 0; n < kPairs; ++n) {
+            const float2 scale = gdn_cuda::pair_at(&shared.update_scale[8 * (first_vector() + n) + 2 * t]);
+#pragma unroll
+            for (unsigned i = 0; i < 8; ++i) update[i / 4][n][i % 4] *= i % 2 == 0 ? scale.x : scale.y;
         }
     }
     __device__ __forceinline__ void multiply_scores() {

@@ -7,7 +7,8 @@
 //     K_in = g k    Q_in = g q    Z = T^T r d k    P' = (q k^T, decayed) r T    X = V - r K_in S^T
 //     S <- S diag(g_64) + X^T Z          O = scale r_q (Q_in S^T + P' X)
 //
-// All are products of decays, never differences of logarithms: any decay in [0, 1] is exact, and 0 is a reset.
+// All are products of decays, never differences of logarithms: any decay in [0, 1] is exact, and 0 is a reset. Where decays are
+// slow (kKdaScaled), K_in and Q_in have them from the middle of the chunk on, and S is multiplied by those before.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/chunk.cuh>
@@ -20,25 +21,26 @@ constexpr int kKdaHeadK = 128, kKdaTiles = kKdaHeadK / kTileElements;  // shorte
 // The factors of a chunk's columns and rows.
 struct alignas(16) KdaFactors {
     float decay[kKdaHeadK];    // g_64, of channels
+    float middle[kKdaHeadK];   // g_32, if the record is scaled by it
     float key_norm[kChunk];    // r
     float query_norm[kChunk];  // scale r_q
 };
 struct KdaRecord {
     SwizzledTile key_in[kKdaTiles], query_in[kKdaTiles];
     SwizzledTile update[kKdaTiles], scores;  // Z, P'
-    KdaFactors factors;
     // Rounding residuals, written and read only where entries of T cancel.
     SwizzledTile update_residual[kKdaTiles], scores_residual;
+    KdaFactors factors;
 };
-constexpr i64 kKdaPlainBytes = (3 * kKdaTiles + 1) * sizeof(SwizzledTile) + sizeof(KdaFactors);
-constexpr i64 kKdaCarefulBytes = kKdaPlainBytes + (kKdaTiles + 1) * sizeof(SwizzledTile);
-static_assert(kKdaPlainBytes == 58368 && kKdaCarefulBytes == 82944);
+// Tiles that are always there, in order.
+constexpr int kKdaPlainTiles = 3 * kKdaTiles + 1;
+static_assert(sizeof(KdaFactors) == 1536 && sizeof(KdaRecord) == 82 * 1024);
 
 // Flags of a record.
 enum KdaFlags : unsigned {
-    kKdaCancels = 1,    // it has residuals
-    kKdaResets = 2,     // a decay is 0
-    kKdaOverflows = 4,  // a gate is NaN, or a key or beta is not finite or so large that products may overflow
+    kKdaCancels = 1,  // it has residuals
+    kKdaResets = 2,   // a decay is 0
+    kKdaScaled = 4,   // factors.middle scales the state
 };
 
 // Where a sequence's records begin among a head's: two packed sequences never share one.
