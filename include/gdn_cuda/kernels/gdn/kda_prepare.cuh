@@ -77,20 +77,16 @@ struct KdaPreparer {
         }
         shared.beta[token] = beta;
     }
-    __device__ __forceinline__ void load_tiles(const KdaChunk& chunk) const {
-        if (threadIdx.x == 0) {
-            Barrier& full = barrier(shared.tiles_full);
-            full.init(1);
-            cutlass::arch::fence_barrier_init();
-            full.arrive_and_expect_tx(2 * kTilesBytes);
+    // By one thread.
+    __device__ __forceinline__ void start_tile_loads(const KdaChunk& chunk, bool queries) const {
+        Barrier& full = barrier(shared.tiles_full);
+        full.arrive_and_expect_tx((queries ? 2 : 1) * kTilesBytes);
 #pragma unroll
-            for (int i = 0; i < kKdaTiles; ++i) {
-                const TileAt at{i * kTileElements, chunk.key_head, static_cast<int>(chunk.first), chunk.sequence};
-                tma_load(shared.operands.key[i].bytes, args.key, at, full);
-                tma_load(shared.operands.query[i].bytes, args.query, at, full);
-            }
+        for (int i = 0; i < kKdaTiles; ++i) {
+            const TileAt at{i * kTileElements, chunk.key_head, static_cast<int>(chunk.first), chunk.sequence};
+            tma_load(shared.operands.key[i].bytes, args.key, at, full);
+            if (queries) tma_load(shared.operands.query[i].bytes, args.query, at, full);
         }
-        __syncthreads();  // the barrier is there
     }
     // Of all warps.
     __device__ __forceinline__ unsigned findings() const {
@@ -188,10 +184,36 @@ struct KdaPreparer {
         if (inverse.lane == 0) shared.cancels[inverse.warp] = cancels;
     }
 
+    // The rare chunks in which entries of T cancel: what rounding has left of the keys of Z, in place of the queries, which
+    // have been stored, as the keys have. Decays and keys are computed and loaded again rather than kept.
+    __device__ __forceinline__ void store_key_residuals(const KdaChunk& chunk, bool scaled) const {
+        if (threadIdx.x == 0) {
+            cute::tma_store_wait<0>();
+            start_tile_loads(chunk, false);
+        }
+        __syncthreads();
+        KdaElements<kConfig> elements(shared);
+        float2 gate[KdaPrepareConfig::kQuarterTokens];
+        elements.load_gates(gate, args.call, chunk);
+        barrier(shared.tiles_full).wait(1);
+        elements.load(gate, args.call, chunk);
+        SwizzledTile* const to = shared.operands.query;
+        if (scaled && elements.quarter >= 2)
+            elements.template store_divided<true>(to, elements.before(2));
+        else
+            elements.template store_backwards<true>(to, elements.after(scaled ? 2 : KdaPrepareConfig::kQuarters));
+        __syncthreads();
+    }
+
     __device__ __forceinline__ void run(const KdaChunk& chunk, KdaRecord& record, unsigned& flags_of_record) const {
         using Copy = cute::SM90_BULK_COPY_S2G;
         constexpr int kRows = kTilesBytes;
-        load_tiles(chunk);
+        if (threadIdx.x == 0) {
+            barrier(shared.tiles_full).init(1);
+            cutlass::arch::fence_barrier_init();
+            start_tile_loads(chunk, true);
+        }
+        __syncthreads();  // the barrier is there
         load_beta(chunk);
         KdaElements<kConfig> elements(shared);
         float2 gate[KdaPrepareConfig::kQuarterTokens];
@@ -243,10 +265,13 @@ struct KdaPreparer {
             Copy::copy(shared.operands.key, record.key_in, kRows);
             Copy::copy(shared.operands.query, record.query_in, kRows);
             Copy::copy(&shared.factors, &record.factors, sizeof(KdaFactors));
+            cute::tma_store_arrive();
             flags_of_record = (cancels ? kKdaCancels : 0) | (found & kFoundZero ? kKdaResets : 0) | (scaled ? kKdaScaled : 0);
         }
+        if (cancels) [[unlikely]]
+            store_key_residuals(chunk, scaled);
         KdaProducts<kIo> products(shared);
-        products.multiply(scaled);
+        products.multiply(cancels ? shared.operands.query : nullptr, scaled);
         __syncthreads();
         products.store();
         if (cancels) products.store_residuals();

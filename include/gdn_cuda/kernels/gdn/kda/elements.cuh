@@ -141,13 +141,24 @@ struct KdaElements {
             store(query_rows, i, query[i], factor);
         }
     }
-    // Keys times the product of the decays up to `factor`, without this token's.
+    // Keys times the product of the decays up to `factor`, without this token's; kResidual: what rounding leaves of them.
+    template <bool kResidual = false>
     __device__ __forceinline__ void store_backwards(SwizzledTile* keys, float2 factor) const {
         const unsigned rows = rows_at(keys, kTokens * quarter);
 #pragma unroll
         for (int i = kTokens - 1; i >= 0; --i) {
-            store(rows, i, key[i], factor);
+            store<kResidual>(rows, i, key[i], factor);
             factor = times(factor, decay[i]);
+        }
+    }
+    // Keys divided by the product of the decays from `factor` on, this token's included.
+    template <bool kResidual = false>
+    __device__ __forceinline__ void store_divided(SwizzledTile* keys, float2 factor) const {
+        const unsigned rows = rows_at(keys, kTokens * quarter);
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            factor = times(factor, decay[i]);
+            store<kResidual>(rows, i, key[i], {reciprocal_fast(factor.x), reciprocal_fast(factor.y)});
         }
     }
     // Both at once for levels 16 and 32: the products of the latter have one factor more.
@@ -285,11 +296,15 @@ struct KdaElements {
     __device__ __forceinline__ unsigned rows_at(const SwizzledTile* tiles, int row) const {
         return shared_address(tiles[tile].bytes) + row * 128 + 4 * lane;
     }
+    template <bool kResidual = false>
     __device__ __forceinline__ static void store(unsigned rows, int i, unsigned pair, float2 factor) {
-        store_product(rows, i, unpack<kIo>(pair), factor);
+        store_product<kResidual>(rows, i, unpack<kIo>(pair), factor);
     }
+    template <bool kResidual = false>
     __device__ __forceinline__ static void store_product(unsigned rows, int i, float2 x, float2 factor) {
-        store_shared((rows ^ (i % 8) << 4) + i * 128, pack<kIo>(x.x * factor.x, x.y * factor.y));
+        x = times(x, factor);
+        const unsigned rounded = pack<kIo>(x.x, x.y);
+        store_shared((rows ^ (i % 8) << 4) + i * 128, kResidual ? pack_residual<kIo>(x.x, x.y, rounded) : rounded);
     }
 };
 

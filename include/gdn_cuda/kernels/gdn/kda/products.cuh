@@ -20,8 +20,13 @@ struct KdaProducts : KdaWarp {
 
     __device__ __forceinline__ explicit KdaProducts(KdaPreparePlan& shared) : shared(shared) { find_lane(); }
 
-    __device__ __forceinline__ void multiply(bool scales) {
-        multiply_update();
+    // residuals: of the keys of Z, or nullptr.
+    __device__ __forceinline__ void multiply(const SwizzledTile* residuals, bool scales) {
+#pragma unroll
+        for (auto& block : update) clear(block);
+        add_update(shared.operands.other_key);
+        if (residuals != nullptr) [[unlikely]]
+            add_update(residuals);
         if (scales) scale_update();
         multiply_scores();
     }
@@ -42,12 +47,11 @@ struct KdaProducts : KdaWarp {
         return on_diagonal() ? 2 * (warp - 6) + i : 0x210010 >> 4 * warp & 0xf;
     }
 
-    __device__ __forceinline__ void multiply_update() {
+    __device__ __forceinline__ void add_update(const SwizzledTile* keys_of_update) {
         unsigned right_at[2], left_at[2];
 #pragma unroll
         for (unsigned i = 0; i < 2; ++i) {
-            clear(update[i]);
-            right_at[i] = vector_at(shared.operands.other_key, left_row(), first_vector() + 2 * i + left_vector());
+            right_at[i] = vector_at(keys_of_update, left_row(), first_vector() + 2 * i + left_vector());
             left_at[i] = vector_at(shared.matrices.inverse, right_row(), 2 * update_block(i) + right_vector());
         }
 #pragma unroll
