@@ -60,6 +60,7 @@ __device__ __forceinline__ bool find_kda_chunk(const GdnCall& call, int record, 
 template <KdaPrepareConfig kConfig>
 struct KdaPreparer {
     static constexpr DType kIo = kConfig.io;
+    static constexpr int kInverseBarrier = 1;  // of four warps
     static constexpr int kTilesBytes = kKdaTiles * sizeof(SwizzledTile);
 
     KdaPreparePlan& shared;
@@ -160,7 +161,7 @@ struct KdaPreparer {
         TriangleInverse inverse;
         inverse.find_lane();
         inverse.invert_diagonal(shared.triangle);
-        inverse.warpgroup_sync();
+        named_barrier_sync<kInverseBarrier>(kWarpgroup);
         float largest = 0.f;
         inverse.for_each_block_below(shared.triangle, shared.beta, [&](const TriangleInverse::Transposed& x, int below) {
             const int block = inverse.warp + below;
