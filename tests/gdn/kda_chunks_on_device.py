@@ -17,7 +17,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 BOUND = {BF16: 5e-3, FP16: 1.25e-3}  # of outputs and states
 KERNELS = ("gdn/kda_prepare", "gdn/kda_own")
 # Rounding a matrix once is 1.7e-3; Z and P' come of rounded ones.
-PARTS = {"key_in": 2.5e-3, "query_in": 2.5e-3, "decay": 1e-5, "update": 5e-3, "scores": 5e-3}
+PARTS = {"key_in": 2.5e-3, "query_in": 2.5e-3, "decay": 1e-5, "update": 5e-3, "scores": 1e-2}  # the last of few products
 
 
 def inputs(
@@ -57,10 +57,15 @@ def launch(device: Device, x: dict[str, Tensor], **options: Any) -> dict[str, Te
     return {name: t.cpu() for name, t in found.items()}
 
 
+def flushed(x: Tensor) -> Tensor:
+    """What is below fp32's range is 0 in it."""
+    return torch.where(x.abs() < 2.0**-126, 0, x)
+
+
 def expected(x: dict[str, Tensor], decay: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     rows = {name: x[name] for name in ("query", "key", "value", "beta")}
     output, states = literal(**rows, decay=decay, state=x["state"], **options)
-    return output, states[:, -1]
+    return output, flushed(states[:, -1])
 
 
 def check(
@@ -86,8 +91,7 @@ def test_records(device: Device, gates: str, keys: str) -> None:
         flags = int(found["flags"][head, record])
         made = read(found["records"][head, record], flags, BF16)
         for name, bound in PARTS.items():
-            wanted = getattr(each, name)
-            assert rel_rms(getattr(made, name), wanted) < bound + (1e-30 if name == "decay" else 0), (record, name)
+            assert rel_rms(getattr(made, name), flushed(getattr(each, name))) < bound, (record, name)
         tokens = min(CHUNK, CHUNK + 7 - record * CHUNK)
         for name in ("key_norm", "query_norm"):
             assert rel_rms(getattr(made, name)[:tokens], getattr(each, name)[:tokens]) < 1e-6
@@ -222,3 +226,53 @@ def test_strided_rows(device: Device) -> None:
         t[..., 32 : 32 + 128] = x[name]
         x[name] = t[..., 32 : 32 + 128]
     check(device, x)
+
+
+# ---- Resets: 0 times infinity is NaN in matrix products, so a chunk with both goes token by token
+
+
+def value(x: dict[str, Tensor]) -> None:
+    x["value"][0, 70, 0, 5] = torch.inf
+
+
+def key(x: dict[str, Tensor]) -> None:
+    x["key"][0, 71, 0, 7] = torch.nan
+
+
+def large_keys(x: dict[str, Tensor]) -> None:
+    x["key"][0, 71] = 3e38
+
+
+def beta(x: dict[str, Tensor]) -> None:
+    x["beta"][0, 66] = torch.inf
+
+
+def gate(x: dict[str, Tensor]) -> None:
+    x["gate"][0, 72, 0, 9] = torch.nan
+
+
+def state(x: dict[str, Tensor]) -> None:
+    x["state"][0, 0, 3, 3] = -torch.inf
+
+
+@pytest.mark.parametrize("poison", [value, key, large_keys, beta, gate, state])
+@pytest.mark.parametrize("packed", [False, True])
+def test_nothing_before_a_reset_shows(device: Device, poison: Any, packed: bool) -> None:
+    x = inputs(170, "init", dv=128)
+    x["gate"][0, 90] = -torch.inf
+    poison(x)
+    if packed:
+        x = {name: t if name == "state" else t[0] for name, t in x.items()} | {"cu_seqlens": torch.tensor([0, 170])}
+    found = launch(device, x, norm=True)
+    rows = {name: t[0] if packed and name == "state" else t for name, t in x.items()}
+    output, last = expected(
+        {name: t[None] if packed and name != "cu_seqlens" else t for name, t in rows.items()},
+        decays(rows["gate"][None] if packed else rows["gate"]),
+        norm=True,
+    )
+    out = found["out"][None] if packed else found["out"]
+    assert rel_rms(out[:, 90:], output[:, 90:]) < BOUND[BF16] and rel_rms(found["state"], last) < BOUND[BF16]
+    first = 64 if poison is not state else 0
+    assert rel_rms(out[:, :first], output[:, :first]) < BOUND[BF16]
+    finite = output.isfinite()
+    assert torch.equal(out.isfinite()[:, 64:], finite[:, 64:]) or poison is large_keys

@@ -106,7 +106,12 @@ void run_chunks(const KdaChunks& x) {
     if (x.owns) own_kda_chunks(prepared, tensors, workspace, target);
 }
 
-GDN_REGISTER(KdaChunks, prepare_chunks, run_chunks)
+STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
+    define<KdaChunks, run_chunks>(m);
+}
+STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {
+    m.impl(KdaChunks::name, &detail::run_boxed<KdaChunks, run_chunks>);
+}
 
 }  // namespace
 }  // namespace gdn_cuda::gdn

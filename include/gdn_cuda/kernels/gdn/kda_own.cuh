@@ -43,6 +43,7 @@ __global__ void __launch_bounds__(kOwnConfig.threads(), 1) kda_own(const __grid_
     if (block.place != Place::run || block.chunks == 0) return;
     if (threadIdx.x == 0) {
         block.plan_outputs(shared.work, 0, block.chunks);
+        shared.by_tokens = false;
         set_barriers(shared);
     }
     __syncthreads();

@@ -66,9 +66,10 @@ struct KdaPreparer {
     KdaPreparePlan& shared;
     const KdaPrepareArgs& args;
 
-    __device__ __forceinline__ void load_beta(const KdaChunk& chunk) const {
+    // Returns whether it is too large.
+    __device__ __forceinline__ bool load_beta(const KdaChunk& chunk) const {
         const int token = static_cast<int>(threadIdx.x);
-        if (token >= kChunk) return;
+        if (token >= kChunk) return false;
         float beta = 0.f;
         if (token < chunk.tokens) {
             const GdnCall& call = args.call;
@@ -77,6 +78,7 @@ struct KdaPreparer {
             beta = gates.beta_of(call, call.forms);
         }
         shared.beta[token] = beta;
+        return !(fabsf(beta) < kKdaLargest);
     }
     // By one thread.
     __device__ __forceinline__ void start_tile_loads(const KdaChunk& chunk, bool queries) const {
@@ -215,12 +217,12 @@ struct KdaPreparer {
             start_tile_loads(chunk, true);
         }
         __syncthreads();  // the barrier is there
-        load_beta(chunk);
+        bool is_large = load_beta(chunk);
         KdaElements<kConfig> elements(shared);
         float2 gate[KdaPrepareConfig::kQuarterTokens];
         elements.load_gates(gate, args.call, chunk);
         barrier(shared.tiles_full).wait(0);
-        KdaScores<kIo>(shared).store_norms(args.call, chunk.tokens);
+        is_large |= KdaScores<kIo>(shared).store_norms(args.call, chunk.tokens);
         elements.load(gate, args.call, chunk);
         const float2 total = elements.total();
         *reinterpret_cast<float2*>(&shared.totals[elements.quarter][elements.channel()]) = total;
@@ -229,7 +231,8 @@ struct KdaPreparer {
                    fast = kIo != DType::bf16 || !elements.has_reciprocals();
         const unsigned own = (__any_sync(0xffffffffu, elements.has_zero()) ? kFoundZero : 0) |
                              (__any_sync(0xffffffffu, fast) ? kFoundFast : 0) |
-                             (__any_sync(0xffffffffu, !slow) ? kFoundMedium : 0);
+                             (__any_sync(0xffffffffu, !slow) ? kFoundMedium : 0) |
+                             (__any_sync(0xffffffffu, is_large || total.x != total.x || total.y != total.y) ? kFoundLarge : 0);
         if (elements.lane == 0) shared.findings[kKdaTiles * elements.quarter + elements.tile] = static_cast<unsigned char>(own);
         __syncthreads();
         const unsigned found = findings();
@@ -267,7 +270,8 @@ struct KdaPreparer {
             Copy::copy(shared.operands.query, record.query_in, kRows);
             Copy::copy(&shared.factors, &record.factors, sizeof(KdaFactors));
             cute::tma_store_arrive();
-            flags_of_record = (cancels ? kKdaCancels : 0) | (found & kFoundZero ? kKdaResets : 0) | (scaled ? kKdaScaled : 0);
+            flags_of_record = (cancels ? kKdaCancels : 0) | (found & kFoundZero ? kKdaResets : 0) | (scaled ? kKdaScaled : 0) |
+                              (found & kFoundLarge ? kKdaOverflows : 0);
         }
         if (cancels) [[unlikely]]
             store_key_residuals(chunk, scaled);

@@ -5,54 +5,10 @@
 // Outputs are another warpgroup's (kda/outputs.cuh), which gets the rounded S and X as left operands.
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/ahead/handover.cuh>
-#include <gdn_cuda/kernels/chunked/state.cuh>
-#include <gdn_cuda/kernels/gdn/kda/own_plan.cuh>
+#include <gdn_cuda/kernels/gdn/kda/by_token.cuh>
+#include <gdn_cuda/kernels/gdn/kda/loads.cuh>
 
 namespace gdn_cuda::gdn {
-
-template <ChunkedConfig kConfig>
-using KdaOwner = StateOwner<kConfig, KdaOwnerPlan<kConfig>>;
-
-// What a chunk needs first, read while products of the chunk before run.
-struct KdaReadAhead {
-    TokenOperand values;
-    TokenFactors key_norm;
-    unsigned flags;
-};
-template <class Owner>
-__device__ __forceinline__ void read_ahead(const Owner& own, KdaReadAhead& next, int chunk) {
-    const PipelineStage<Owner::kConfig.stages> at(chunk);
-    barrier(own.shared.stage_full[at.index]).wait(at.parity);
-    next.flags = load_shared_word(shared_address(&own.shared.flags[at.index]));
-    load_operand(next.values, own.shared.stages[at.index].value, own);
-    read_factors(next.key_norm, own.shared.factors[at.index].key_norm, own.t);
-}
-// Columns of the state by their own factors.
-template <class Owner>
-__device__ __forceinline__ void scale_columns(Owner& own, const float (&factors)[kKdaHeadK]) {
-#pragma unroll
-    for (int n = 0; n < Owner::kConfig.head_k / 8; ++n) {
-        const float2 factor = pair_at(&factors[8 * n + 2 * own.t]);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) own.state[4 * n + i] *= i % 2 == 0 ? factor.x : factor.y;
-    }
-}
-
-// The state as a left operand of a chunk, whose flags they are; uniform over the warp.
-template <class Owner>
-__device__ __forceinline__ void round_for_chunk(Owner& own, int chunk, unsigned flags) {
-    if (!(flags & kKdaScaled)) return own.round_state();
-    const auto& factors = own.shared.factors[PipelineStage<Owner::kConfig.stages>(chunk).index].middle;
-#pragma unroll
-    for (int n = 0; n < Owner::kConfig.head_k / 8; ++n) {
-        const float2 factor = pair_at(&factors[8 * n + 2 * own.t]);
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            own.rounded_state[n / 2][n % 2 * 2 + half] =
-                pack<Owner::kIo>(own.state[4 * n + 2 * half] * factor.x, own.state[4 * n + 2 * half + 1] * factor.y);
-    }
-}
 
 template <ChunkedConfig kConfig>
 struct KdaChain : KdaOwner<kConfig> {
@@ -65,29 +21,53 @@ struct KdaChain : KdaOwner<kConfig> {
     __device__ __forceinline__ void run() {
         load_state(*this, initial_state(*this));
         warpgroup_fence_operand(state);
-        run_chunks();
+        read_ahead(*this, ahead, 0);
+        round_for_chunk(*this, 0, flags());
+        hand_over_state(*this);
+        const int chunks = work.tokens.chunks;
+#pragma unroll 1
+        for (int chunk = 0, checked = -1;;) {
+            chunk = run_chunks(chunk, checked);
+            if (chunk >= chunks) break;
+            checked = chunk;
+            if (products_may_overflow(*this, ahead.values, flags())) run_by_tokens(chunk++);
+        }
         store_state(*this, final_state(*this));
     }
 
   private:
-    __device__ __forceinline__ void run_chunks() {
-        const int chunks = work.tokens.chunks;
-        KdaReadAhead ahead;
-        read_ahead(*this, ahead, 0);
-        round_for_chunk(*this, 0, __shfl_sync(0xffffffffu, ahead.flags, 0));
+    KdaReadAhead ahead;
+    unsigned residual_parity = 0;
+
+    // Of the chunk read ahead, uniform for the compiler.
+    __device__ __forceinline__ unsigned flags() const { return __shfl_sync(0xffffffffu, ahead.flags, 0); }
+
+    // From a chunk's state to the next chunk's.
+    __device__ __forceinline__ void finish_chunk(int chunk) {
+        if (ends_checkpoint(*this, chunk)) [[unlikely]]
+            store_state(*this, checkpoint(*this, chunk));
+        if (chunk + 1 < work.tokens.chunks) round_for_chunk(*this, chunk + 1, flags());
+        this->release(PipelineStage<kConfig.stages>(chunk).index);
         hand_over_state(*this);
-        unsigned residual_parity = 0;
+    }
+    // Stops before a chunk that resets the state, unless it is `checked`, and returns where it stopped: matrix products may
+    // spread NaN over it. With wgmmas in flight at a loop's exit, ptxas would serialise all of them.
+    __device__ __forceinline__ int run_chunks(int chunk, int checked) {
+        const int chunks = work.tokens.chunks;
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
+        for (; chunk < chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
             auto& stage = shared.stages[current.index];
+            const unsigned now = flags();
+            if (now & kKdaResets && chunk != checked) [[unlikely]]
+                break;
             TokenOperand x;
             TokenFragment d;
             start_product<kIo>(d, rounded_state, stage.key_in);
             barrier(shared.values_empty).wait(chunk & 1 ^ 1);  // so the outputs have seen the last phase of the next barrier
             arrive_by_warp(*this, shared.products_queued);
             scale_columns(*this, shared.factors[current.index].decay);
-            const bool cancels = __shfl_sync(0xffffffffu, ahead.flags, 0) & kKdaCancels;
+            const bool cancels = now & kKdaCancels;
             wait_for_product(d);
             form_x<kIo>(x, ahead.values, d, ahead.key_norm);
             start_product_mn<kIo>(state, x, stage.update);
@@ -103,12 +83,30 @@ struct KdaChain : KdaOwner<kConfig> {
                 start_product_mn<kIo>(state, x, stage.update_residual());
                 wait_for_product(state);
             }
-            if (ends_checkpoint(*this, chunk)) [[unlikely]]
-                store_state(*this, checkpoint(*this, chunk));
-            if (chunk + 1 < chunks) round_for_chunk(*this, chunk + 1, __shfl_sync(0xffffffffu, ahead.flags, 0));
-            this->release(current.index);
-            hand_over_state(*this);
+            finish_chunk(chunk);
         }
+        return chunk;
+    }
+    // The warpgroup of the outputs leaves the chunk's to this one.
+    __device__ __forceinline__ void run_by_tokens(int chunk) {
+        const PipelineStage<kConfig.stages> current(chunk);
+        auto& stage = shared.stages[current.index];
+        barrier(shared.values_empty).wait(chunk & 1 ^ 1);
+        if (thread == 0) shared.by_tokens = true;
+        arrive_by_warp(*this, shared.products_queued);
+        arrive_by_warp(*this, shared.values_full);
+        if (flags() & kKdaCancels) {
+            arrive_by_warp(*this, shared.tiles_read);
+            barrier(shared.residual_full).wait(residual_parity);
+            residual_parity ^= 1;
+        }
+        barrier(shared.values_empty).wait(chunk & 1);
+        run_kda_tokens(*this, chunk, stage);
+        store_output(*this, chunk, stage.value);
+        if (thread == 0) shared.by_tokens = false;
+        barrier(shared.state_empty).wait(chunk & 1);
+        if (chunk + 1 < work.tokens.chunks) read_ahead(*this, ahead, chunk + 1);
+        finish_chunk(chunk);
     }
 };
 

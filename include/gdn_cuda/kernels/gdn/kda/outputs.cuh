@@ -5,8 +5,8 @@
 // tile.
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/outputs.cuh>
-#include <gdn_cuda/kernels/gdn/kda/chain.cuh>
+#include <gdn_cuda/kernels/gdn/kda/chain_parts.cuh>
+#include <gdn_cuda/kernels/gdn/kda/loads.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -39,9 +39,14 @@ struct KdaOutputs : KdaOwner<kConfig> {
             if (cancels) [[unlikely]]
                 arrive_by_warp(*this, shared.tiles_read);
             barrier(shared.values_full).wait(parity);
+            const bool by_tokens = __shfl_sync(0xffffffffu, shared.by_tokens, 0);
             TokenOperand x;
-            load_operand(x, shared.fragments.values, thread);
+            if (!by_tokens) load_operand(x, shared.fragments.values, thread);
             arrive_by_warp(*this, shared.values_empty);
+            if (by_tokens) [[unlikely]] {
+                residual_parity ^= cancels;
+                continue;
+            }
             start_product<kIo>(output, x, &stage.scores, true);
             wait_for_product(output);
             if (cancels) [[unlikely]] {
@@ -51,23 +56,9 @@ struct KdaOutputs : KdaOwner<kConfig> {
                 wait_for_product(output);
             }
             scale_tokens(output, query_norm);
-            store(output, chunk, stage.value);
+            write_tokens_tile<kIo>(stage.value, output, *this);  // the chain has read the values: it has handed over X
+            store_output(*this, chunk, stage.value);
         }
-    }
-
-  private:
-    // The chain has read the values: it has handed over X.
-    __device__ __forceinline__ void store(const TokenFragment& output, int chunk, SwizzledTile& tile) const {
-        const int stage = PipelineStage<kConfig.stages>(chunk).index;
-        write_tokens_tile<kIo>(tile, output, *this);
-        const bool by_tma = !is_packed(this->args) || end_of<kConfig>(work.tokens, chunk) <= work.tokens.length;
-        if (!by_tma) [[unlikely]] {
-            this->warpgroup_sync();
-            store_tile_without_tma(*this, chunk, tile);
-        }
-        if (thread == 0) shared.is_stored[stage] = !by_tma;
-        cutlass::arch::fence_view_async_shared();
-        arrive_by_warp(*this, shared.output_full[stage]);
     }
 };
 

@@ -37,6 +37,7 @@ struct KdaOwnerPlan {
     KdaFactors factors[kConfig.stages];
     ChunkedWork work;
     unsigned flags[kConfig.stages];
+    alignas(4) bool by_tokens;           // the chunk's outputs come from the chain (kda/by_token.cuh)
     unsigned is_stored[kConfig.stages];  // the chunk's outputs, otherwise than by TMA from their tile
     // By stage: the record and values are there; the chain has read it, and outputs are stored; outputs are in their tile.
     unsigned long long stage_full[kConfig.stages], stage_empty[kConfig.stages], output_full[kConfig.stages];

@@ -24,6 +24,7 @@ enum KdaFindings : unsigned {
     kFoundZero = 1,
     kFoundFast = 2,    // no reciprocals within a quarter: halves of 8 tokens and fewer take the place of its diagonal block
     kFoundMedium = 4,  // none within the chunk: halves of 32 and 16 tokens do
+    kFoundLarge = 8,   // what becomes kKdaOverflows
 };
 
 struct KdaPreparePlan {

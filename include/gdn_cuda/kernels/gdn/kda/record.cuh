@@ -38,10 +38,13 @@ static_assert(sizeof(KdaFactors) == 1536 && sizeof(KdaRecord) == 82 * 1024);
 
 // Flags of a record.
 enum KdaFlags : unsigned {
-    kKdaCancels = 1,  // it has residuals
-    kKdaResets = 2,   // a decay is 0
-    kKdaScaled = 4,   // factors.middle scales the state
+    kKdaCancels = 1,    // it has residuals
+    kKdaResets = 2,     // a decay is 0
+    kKdaScaled = 4,     // factors.middle scales the state
+    kKdaOverflows = 8,  // a gate is NaN, or a key or beta is not below kKdaLargest
 };
+
+constexpr float kKdaLargest = 1e18f;  // 128 products of two smaller values sum to a finite one
 
 // Where a sequence's records begin among a head's: two packed sequences never share one.
 GDN_HOST_DEVICE constexpr int first_kda_record(bool packed, int sequence, int start, int chunks) {

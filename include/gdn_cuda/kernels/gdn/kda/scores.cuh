@@ -17,21 +17,25 @@ struct KdaScores : KdaWarp {
     __device__ __forceinline__ explicit KdaScores(KdaPreparePlan& shared) : shared(shared) { find_lane(); }
 
     // From the tiles as loaded: inverse norms of keys and queries, or 1; 16 tokens a warp. Tokens past the end have none.
-    __device__ __forceinline__ void store_norms(const GdnCall& call, unsigned tokens) const {
+    // Returns whether a key is so large that products may overflow.
+    __device__ __forceinline__ bool store_norms(const GdnCall& call, unsigned tokens) const {
+        constexpr float kLargestSquare = kKdaLargest * kKdaLargest;
         const bool queries = warp >= 4;
         const unsigned block = 16 * (warp % 4);
-        float squares[2] = {};
-        if (call.qk_norm) {
-            const SwizzledTile* const tiles = queries ? shared.operands.query : shared.operands.key;
-            multiply_with_own(squares, tiles, tiles, block);
-        }
+        const SwizzledTile* const tiles = queries ? shared.operands.query : shared.operands.key;
+        float squares[2];
+        multiply_with_own(squares, tiles, tiles, block);
         float* const to = (queries ? shared.factors.query_norm : shared.factors.key_norm) + block + g;
         const float scale = queries ? call.scale : 1.f;
-        if (t == g / 2)
+        bool is_large = false;
 #pragma unroll
-            for (unsigned i = 0; i < 2; ++i)
-                to[8 * i] =
-                    call.qk_norm && block + g + 8 * i < tokens ? scale * inverse_root(squares[i] + kNormEpsilon) : scale;
+        for (unsigned i = 0; i < 2; ++i) {
+            const bool exists = block + g + 8 * i < tokens;
+            const float norm = call.qk_norm && exists ? scale * inverse_root(squares[i] + kNormEpsilon) : scale;
+            if (t == g / 2) to[8 * i] = norm;
+            is_large |= t == g / 2 && exists && !queries && !(squares[i] < kLargestSquare);
+        }
+        return is_large;
     }
     // The same tiles' q.k, by four warps, which become the diagonal of P.
     __device__ __forceinline__ void store_products_of_tokens() const {
@@ -70,7 +74,7 @@ struct KdaScores : KdaWarp {
     __device__ __forceinline__ void multiply_halves_of_32() const {
         const bool queries = warp >= 4;
         const unsigned block = 16 * (warp / 2 % 2), column = 16 * (warp % 2);
-        float sums[2][4];
+        float sums[2][4] = {};
         const auto& operands = shared.operands;
         multiply(sums, queries ? operands.query : operands.key, queries ? block : 32 + block, operands.key, column);
         store(queries, 32 + block, column, sums);
@@ -89,7 +93,7 @@ struct KdaScores : KdaWarp {
     __device__ __forceinline__ void multiply_diagonal() const {
         const bool queries = warp >= 4;
         const unsigned block = 16 * (warp % 4);
-        float sums[2][4];
+        float sums[2][4] = {};
         const auto& operands = shared.operands;
         multiply(sums, queries ? operands.query : operands.key, block, operands.other_key, block);
         clear_above_diagonal(sums);
@@ -143,7 +147,7 @@ struct KdaScores : KdaWarp {
     // Products of rows block + g and block + g + 8 of x with the same rows of y: in lanes t = g / 2.
     __device__ __forceinline__ void multiply_with_own(float (&products)[2], const SwizzledTile* x, const SwizzledTile* y,
                                                       unsigned block) const {
-        float sums[2][4];
+        float sums[2][4] = {};
         multiply(sums, x, block, y, block);
 #pragma unroll
         for (int i = 0; i < 2; ++i) products[i] = g % 2 == 0 ? sums[i][2 * i] : sums[i][2 * i + 1];
@@ -155,12 +159,11 @@ struct KdaScores : KdaWarp {
         mma_m16n8k16<kIo>(sums[0], a, b[0], b[1]);
         mma_m16n8k16<kIo>(sums[1], a, b[2], b[3]);
     }
-    // 16 left rows x 16 right rows.
+    // sums += 16 left rows x 16 right rows.
     __device__ __forceinline__ void multiply(float (&sums)[2][4], const SwizzledTile* left, unsigned left_first,
                                              const SwizzledTile* right, unsigned right_first) const {
         const OperandRow left_at(left, left_first + left_row(), left_vector()),
             right_at(right, right_first + right_row(), right_vector());
-        clear(sums);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             unsigned a[4];

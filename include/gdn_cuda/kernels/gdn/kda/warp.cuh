@@ -53,9 +53,7 @@ struct KdaWarp {
     template <int kCount>
     __device__ __forceinline__ static void clear(float (&sums)[kCount][4]) {
 #pragma unroll
-        for (auto& four : sums)
-#pragma unroll
-            for (float& x : four) x = 0.f;
+        for (int i = 0; i < 4 * kCount; ++i) sums[i / 4][i % 4] = 0.f;
     }
 };
 
