@@ -124,10 +124,29 @@ struct KdaPreparer {
     }
     // All scores by one pass, where decays are slow.
     __device__ __forceinline__ void form_scores(KdaElements<kConfig>& elements) const {
+        const bool follows = elements.quarter >= 2;
         elements.refresh();
-        elements.store_around_border(shared.operands);
+        elements.store_around_border(shared.operands, follows, follows ? elements.before(2) : elements.after(2));
         __syncthreads();
-        KdaScores<kIo>(shared).multiply_chunk();
+        KdaScores<kIo>(shared).template multiply_blocks<4>();
+        __syncthreads();
+    }
+    // By two: between halves of the chunk, then within them.
+    __device__ __forceinline__ void form_scores_of_halves(KdaElements<kConfig>& elements) const {
+        auto& operands = shared.operands;
+        const int quarter = elements.quarter;
+        elements.refresh();
+        if (quarter >= 2)
+            elements.store_forwards(operands.key, operands.query, 16 * (quarter - 2), elements.before(2));
+        else
+            elements.store_backwards(operands.key, elements.after(2));
+        __syncthreads();
+        KdaScores<kIo>(shared).multiply_halves_of_32();
+        __syncthreads();
+        elements.refresh();
+        elements.store_around_border(operands, quarter % 2 == 1, {1.f, 1.f});
+        __syncthreads();
+        KdaScores<kIo>(shared).template multiply_blocks<2>();
         __syncthreads();
     }
     __device__ __forceinline__ void form_diagonal_scores(KdaElements<kConfig>& elements) const {
@@ -227,20 +246,21 @@ struct KdaPreparer {
         const float2 total = elements.total();
         *reinterpret_cast<float2*>(&shared.totals[elements.quarter][elements.channel()]) = total;
         elements.refresh();
-        const bool slow = kIo == DType::bf16 && elements.is_slow(total),
-                   fast = kIo != DType::bf16 || !elements.has_reciprocals();
-        const unsigned own = (__any_sync(0xffffffffu, elements.has_zero()) ? kFoundZero : 0) |
-                             (__any_sync(0xffffffffu, fast) ? kFoundFast : 0) |
-                             (__any_sync(0xffffffffu, !slow) ? kFoundMedium : 0) |
-                             (__any_sync(0xffffffffu, is_large || total.x != total.x || total.y != total.y) ? kFoundLarge : 0);
+        const auto find = [&](KdaFindings what, bool found) { return __any_sync(0xffffffffu, found) ? what : 0u; };
+        constexpr bool kNever = kIo != DType::bf16;  // may reciprocals scale operands
+        const unsigned own = find(kFoundZero, elements.has_zero()) |
+                             find(kFoundVeryFast, kNever || !elements.has_reciprocals()) |
+                             find(kFoundFast, kNever || !elements.is_slow(total, 1)) |
+                             find(kFoundMedium, kNever || !elements.is_slow(total, 2)) |
+                             find(kFoundLarge, is_large || total.x != total.x || total.y != total.y);
         if (elements.lane == 0) shared.findings[kKdaTiles * elements.quarter + elements.tile] = static_cast<unsigned char>(own);
         __syncthreads();
         const unsigned found = findings();
-        if (found & kFoundFast) {
+        if (found & kFoundVeryFast) {
             KdaScores<kIo>(shared).store_products_of_tokens();
             __syncthreads();
         }
-        const bool scaled = !(found & (kFoundMedium | kFoundFast));
+        const bool scaled = !(found & (kFoundVeryFast | kFoundFast | kFoundMedium));
         if (elements.quarter == 0) {
             const auto put = [&](float(&to)[kKdaHeadK], float2 x) { *reinterpret_cast<float2*>(&to[elements.channel()]) = x; };
             put(shared.factors.decay, elements.product_of_totals(0, 4));
@@ -250,12 +270,16 @@ struct KdaPreparer {
         if (scaled) {
             form_scores(elements);
         } else {
-            form_large_scores(elements);
-            __syncthreads();
-            if (found & kFoundFast)
-                form_small_scores(elements);
-            else
-                form_diagonal_scores(elements);
+            if (!(found & (kFoundVeryFast | kFoundFast))) {
+                form_scores_of_halves(elements);
+            } else {
+                form_large_scores(elements);
+                __syncthreads();
+                if (found & kFoundVeryFast)
+                    form_small_scores(elements);
+                else
+                    form_diagonal_scores(elements);
+            }
             elements.refresh();
             elements.store_forwards(shared.operands.key, shared.operands.query, 16 * elements.quarter, elements.before());
             elements.refresh();

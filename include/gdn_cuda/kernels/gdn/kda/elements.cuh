@@ -83,10 +83,10 @@ struct KdaElements {
         for (int i = 1; i < kTokens; ++i) product = times(product, decay[i]);
         return product;
     }
-    // Whether products of the chunk have reciprocals that may scale operands, as far as this quarter says.
-    __device__ __forceinline__ static bool is_slow(float2 total) {
-        constexpr float kLeast = 9.4e-14f;  // e^-30, twice in half a chunk
-        return total.x >= kLeast && total.y >= kLeast;
+    // Whether products of `quarters` quarters' decays have reciprocals that may scale operands, as far as this one says.
+    __device__ __forceinline__ static bool is_slow(float2 total, int quarters) {
+        const float least = quarters == 1 ? kLeast : 9.4e-14f;  // e^-30
+        return total.x >= least && total.y >= least;
     }
     __device__ __forceinline__ bool has_zero() const {
         bool found = false;
@@ -109,7 +109,6 @@ struct KdaElements {
 
     // Whether decays are so slow that each, from the middle token on, has a reciprocal that may scale an operand.
     __device__ __forceinline__ bool has_reciprocals() const {
-        constexpr float kLeast = 8.7e-27f;  // e^-60
         float2 later{1.f, 1.f}, earlier = decay[1];
 #pragma unroll
         for (int i = 2; i < kTokens; ++i) (i <= kMiddle ? earlier : later) = times(i <= kMiddle ? earlier : later, decay[i]);
@@ -212,8 +211,9 @@ struct KdaElements {
             store_token(i, {reciprocal_fast(factor.x), reciprocal_fast(factor.y)}, factor);
         }
     }
-    // The same about the border between the chunk's halves.
-    __device__ __forceinline__ void store_around_border(KdaPreparePlan::Operands& to) const {
+    // The same about a border between quarters, which this one follows or comes before. `factor`: the product of the decays
+    // between the border and this quarter.
+    __device__ __forceinline__ void store_around_border(KdaPreparePlan::Operands& to, bool follows, float2 factor) const {
         const int first = kTokens * quarter;
         const unsigned left = rows_at(to.key, first), right = rows_at(to.other_key, first), queries = rows_at(to.query, first);
         const auto store_token = [&](int i, float2 on_left, float2 on_right) {
@@ -221,15 +221,13 @@ struct KdaElements {
             store(queries, i, query[i], on_left);
             store(right, i, key[i], on_right);
         };
-        if (quarter >= 2) {
-            float2 factor = before(2);
+        if (follows) {
 #pragma unroll
             for (int i = 0; i < kTokens; ++i) {
                 factor = times(factor, decay[i]);
                 store_token(i, factor, {reciprocal_fast(factor.x), reciprocal_fast(factor.y)});
             }
         } else {
-            float2 factor = after(2);
 #pragma unroll
             for (int i = kTokens - 1; i >= 0; --i) {
                 store_token(i, {reciprocal_fast(factor.x), reciprocal_fast(factor.y)}, factor);
@@ -261,6 +259,7 @@ struct KdaElements {
 
   private:
     static constexpr int kMiddle = 7;
+    static constexpr float kLeast = 8.7e-27f;  // e^-60
 
     __device__ __forceinline__ int tokens_of(const GdnCall& call, const KdaChunk& chunk) const {
         return channel() < call.dk ? chunk.tokens - kTokens * quarter : 0;

@@ -22,9 +22,11 @@ struct KdaPrepareConfig {
 // What a warp has found in its decays.
 enum KdaFindings : unsigned {
     kFoundZero = 1,
-    kFoundFast = 2,    // no reciprocals within a quarter: halves of 8 tokens and fewer take the place of its diagonal block
-    kFoundMedium = 4,  // none within the chunk: halves of 32 and 16 tokens do
-    kFoundLarge = 8,   // what becomes kKdaOverflows
+    // No reciprocals that may scale operands: of the decays of half of a quarter, of a quarter, of half of the chunk.
+    kFoundVeryFast = 2,
+    kFoundFast = 4,
+    kFoundMedium = 8,
+    kFoundLarge = 16,  // what becomes kKdaOverflows
 };
 
 struct KdaPreparePlan {

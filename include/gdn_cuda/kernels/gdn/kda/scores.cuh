@@ -47,27 +47,29 @@ struct KdaScores : KdaWarp {
             for (unsigned i = 0; i < 2; ++i) shared.query_key[16 * warp + g + 8 * i] = products[i];
     }
 
-    // All scores at once: 16 rows of keys or queries a warp.
-    __device__ __forceinline__ void multiply_chunk() const {
+    // All scores within the chunk (kBlocks 4) or its halves (2): 16 rows of keys or queries a warp.
+    template <unsigned kBlocks>
+    __device__ __forceinline__ void multiply_blocks() const {
         const bool queries = warp >= 4;
         const unsigned row = warp % 4;
         const auto& operands = shared.operands;
         const OperandRow left((queries ? operands.query : operands.key), 16 * row + left_row(), left_vector()),
             right(operands.other_key, right_row(), right_vector());
-        float sums[4][2][4] = {};
+        const unsigned first = row / kBlocks * kBlocks;
+        float sums[kBlocks][2][4] = {};
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             unsigned a[4];
             ldmatrix_x4(a, left.at(step));
 #pragma unroll
-            for (unsigned column = 0; column < 4; ++column)
-                if (column <= row) multiply_step(sums[column], a, right.at(step) + column * kMnMajorStep);
+            for (unsigned i = 0; i < kBlocks; ++i)
+                if (first + i <= row) multiply_step(sums[i], a, right.at(step) + (first + i) * kMnMajorStep);
         }
 #pragma unroll
-        for (unsigned column = 0; column < 4; ++column) {
-            if (column > row) continue;
-            if (column == row) clear_above_diagonal(sums[column]);
-            store(queries, 16 * row, 16 * column, sums[column]);
+        for (unsigned i = 0; i < kBlocks; ++i) {
+            if (first + i > row) continue;
+            if (first + i == row) clear_above_diagonal(sums[i]);
+            store(queries, 16 * row, 16 * (first + i), sums[i]);
         }
     }
     // Tokens 32 and up against those below: 16 rows of keys or queries x 16 columns a warp.
