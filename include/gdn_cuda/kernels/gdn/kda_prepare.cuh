@@ -246,13 +246,14 @@ struct KdaPreparer {
         const float2 total = elements.total();
         *reinterpret_cast<float2*>(&shared.totals[elements.quarter][elements.channel()]) = total;
         elements.refresh();
-        const auto find = [&](KdaFindings what, bool found) { return __any_sync(0xffffffffu, found) ? what : 0u; };
+        const auto any = [](bool found) { return __any_sync(0xffffffffu, found); };
         constexpr bool kNever = kIo != DType::bf16;  // may reciprocals scale operands
-        const unsigned own = find(kFoundZero, elements.has_zero()) |
-                             find(kFoundVeryFast, kNever || !elements.has_reciprocals()) |
-                             find(kFoundFast, kNever || !elements.is_slow(total, 1)) |
-                             find(kFoundMedium, kNever || !elements.is_slow(total, 2)) |
-                             find(kFoundLarge, is_large || total.x != total.x || total.y != total.y);
+        const bool medium = any(kNever || !elements.is_slow(total, 2)), fast = any(kNever || !elements.is_slow(total, 1)),
+                   very_fast = fast && any(kNever || !elements.has_reciprocals()),
+                   zero = fast && any(!(total.x > 0.f && total.y > 0.f)) && any(elements.has_zero()),
+                   large = any(is_large || total.x != total.x || total.y != total.y);
+        const unsigned own = (zero ? kFoundZero : 0) | (very_fast ? kFoundVeryFast : 0) | (fast ? kFoundFast : 0) |
+                             (medium ? kFoundMedium : 0) | (large ? kFoundLarge : 0);
         if (elements.lane == 0) shared.findings[kKdaTiles * elements.quarter + elements.tile] = static_cast<unsigned char>(own);
         __syncthreads();
         const unsigned found = findings();
