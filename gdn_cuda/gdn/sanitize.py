@@ -261,3 +261,24 @@ def run_chunk_steps(x: dict[str, Tensor], states: tuple[int, ...]) -> None:
         before[:, 0] = x["state"]
     gdn_cuda.bf16_chunked_seq_state_update(k, u, w, before, last, summed, True, cu_seqlens=offsets)
     gdn_cuda.bf16_gdn_chunked_compute_O(q, before, k, u, o, summed, cu_seqlens=offsets)
+
+
+@sanitizes("kda_prepare", "kda_own")
+def kda() -> None:
+    """The internal operator: packed sequences with right and invalid offsets, decays of every speed, and a reset with values
+    that are not finite."""
+    offsets = ([0, 70, 70, 71, 271], *HOSTILE_OFFSETS)
+    for cu_seqlens, dk, dv, io, pace in product(offsets, (128, 40), (128, 72), HALVES, (-0.01, -1.0, -30.0)):
+        query, key = (draw(271, 1, dk, dtype=io) for _ in range(2))
+        value, beta = draw(271, 2, dv, dtype=io), draw(271, 2).sigmoid() * 2
+        gate = pace * draw(271, 2, dk).abs().to(io if dk == 40 else torch.float32)
+        if pace == -1.0:
+            gate[40] = -torch.inf
+            value[30] = torch.inf
+        records = torch.empty(2, 271 // 64 + 4, 82 * 1024, dtype=torch.uint8, device="cuda")
+        flags = torch.zeros(records.shape[:2], dtype=torch.int32, device="cuda")
+        state = draw(4, 2, dv, dk)
+        torch.ops.gdn_cuda.kda_chunks(
+            query, key, value, gate, beta, state, torch.tensor(cu_seqlens, device="cuda"), None, None, True,
+            None, None, False, False, False, True, True, records, flags, torch.empty_like(state), torch.empty_like(value),
+        )  # fmt: skip

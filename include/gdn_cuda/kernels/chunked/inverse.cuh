@@ -8,14 +8,13 @@
 #include <gdn_cuda/kernels/chunked/factors.cuh>
 #include <gdn_cuda/kernels/chunked/persistent.cuh>
 #include <gdn_cuda/kernels/chunked/token_products.cuh>
-#include <gdn_cuda/kernels/common/tf32.cuh>
+#include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
 
 namespace gdn_cuda::gdn {
 
 template <ChunkedConfig kConfig, bool kStrided = false>
-struct InverseRole : Lane {
+struct InverseRole : TriangleInverse {
     using Plan = ChunkedPlan<kConfig>;
-    using Block = typename Plan::Block;
     using Factors = typename Plan::Factors;
 
     Plan& shared;
@@ -26,8 +25,7 @@ struct InverseRole : Lane {
     __device__ __forceinline__ int index() const {  // among the inverse warpgroups
         return kConfig.inverse_groups == 1 ? 0 : group - 1;
     }
-    __device__ __forceinline__ auto& scratch() const { return shared.inverse[index()]; }
-    __device__ __forceinline__ Block* row_of_blocks(int row) const { return &scratch().blocks[row * (row + 1) / 2]; }
+    __device__ __forceinline__ TriangleBlock* blocks() const { return shared.inverse[index()].blocks; }
 
     // With norms: the diagonal of k k^T has their squares. Four lanes hold a row; one of them has its diagonal element.
     __device__ __forceinline__ void compute_key_exponents(const float (&products)[32], Factors& factors) const {
@@ -53,8 +51,8 @@ struct InverseRole : Lane {
         unsigned sign[2];  // added, like the rounding constant
 #pragma unroll
         for (int i = 0; i < 2; ++i) sign[i] = ~__float_as_uint(beta[16 * warp + g + 8 * i]) & 0x80000000u;
-        Block* blocks = row_of_blocks(warp);
-        const int halves[2] = {Block::at(g, 2 * t), Block::at(g, 8 + 2 * t)};
+        TriangleBlock* own = row_of_blocks(blocks(), warp);
+        const int halves[2] = {TriangleBlock::at(g, 2 * t), TriangleBlock::at(g, 8 + 2 * t)};
 #pragma unroll
         for (int column = 0; column < 4; ++column) {
             if (column > warp) break;
@@ -62,118 +60,12 @@ struct InverseRole : Lane {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float* x = &products[8 * column + 4 * (i % 2) + 2 * (i / 2)];
-                *reinterpret_cast<uint2*>(&blocks[column].values[halves[i % 2] + i / 2 * Block::kEightRows]) = {
+                *reinterpret_cast<uint2*>(&own[column].values[halves[i % 2] + i / 2 * TriangleBlock::kEightRows]) = {
                     __float_as_uint(x[0]) + (sign[i / 2] + round), __float_as_uint(x[1]) + (sign[i / 2] + round)};
             }
         }
     }
 
-    // (I + A)^-1 of this warp's diagonal block, in place: the two 8 x 8 diagonal blocks by substitution, one column per lane;
-    // the one below by two products.
-    __device__ __forceinline__ void invert_diagonal() {
-        float* diagonal = row_of_blocks(warp)[warp].values;
-        const int column = lane % 8;
-        float* half = diagonal + (lane & 8) * 16;
-        float* const halves[2] = {half + (lane & 8), half + (8 - (lane & 8))};  // for row pairs with even and odd index i / 2
-        float x[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            float sum = i == column ? 1.f : 0.f;
-#pragma unroll
-            for (int m = 0; m < i; m += 4) {
-                const float4 a = *reinterpret_cast<const float4*>(&halves[i / 2 % 2][i * 16 + m]);
-                sum = fmaf(a.x, x[m], sum);
-                if (m + 1 < i) sum = fmaf(a.y, x[m + 1], sum);
-                if (m + 2 < i) sum = fmaf(a.z, x[m + 2], sum);
-                if (m + 3 < i) sum = fmaf(a.w, x[m + 3], sum);
-            }
-            x[i] = sum;
-        }
-        const float2 below = pair_at(&diagonal[Block::at(8 + g, 2 * t)]);
-        __syncwarp();
-        if (lane < 16)
-#pragma unroll
-            for (int i = 0; i < 8; ++i) halves[i / 2 % 2][i * 16 + column] = round_tf32(x[i]);
-        __syncwarp();
-        const float2 lower = pair_at(&diagonal[Block::at(8 + g, 8 + 2 * t)]);
-        const unsigned upper[4] = {__float_as_uint(diagonal[Block::at(2 * t, g)]), 0,
-                                   __float_as_uint(diagonal[Block::at(2 * t + 1, g)]), 0};
-        float product[4] = {}, corner[4] = {};  // transposed, in rows 0 to 7
-        mma_m16n8k8_tf32(product, upper, to_tf32(below.x), to_tf32(below.y));
-        const unsigned left[4] = {to_tf32(product[0]), 0, to_tf32(product[1]), 0};
-        mma_m16n8k8_tf32(corner, left, __float_as_uint(lower.x), __float_as_uint(lower.y));
-        diagonal[Block::at(8 + 2 * t, g)] = round_tf32(corner[0]);
-        diagonal[Block::at(8 + 2 * t + 1, g)] = round_tf32(corner[1]);
-        *reinterpret_cast<float2*>(&diagonal[Block::at(g, 8 + 2 * t)]) = {};
-    }
-
-    // A 16 x 16 block as transposed accumulators: rows are its columns g and g + 8, columns its rows 8 n + 2 t and + 1.
-    using Transposed = float[2][4];
-    using Operand = unsigned[2][4];
-
-    __device__ __forceinline__ static void make_operand(Operand& a, const Transposed& d) {
-#pragma unroll
-        for (int step = 0; step < 2; ++step) {
-            a[step][0] = to_tf32(d[step][0]);
-            a[step][1] = to_tf32(d[step][2]);
-            a[step][2] = to_tf32(d[step][1]);
-            a[step][3] = to_tf32(d[step][3]);
-        }
-    }
-    // d += a b^T. kLower: b is lower triangular.
-    template <bool kLower = false>
-    __device__ __forceinline__ void add_block_product(Transposed& d, const Operand& a, const Block& b) {
-        const int halves[2] = {Block::at(g, 2 * t), Block::at(g, 8 + 2 * t)};
-#pragma unroll
-        for (int step = 0; step < 2; ++step)
-#pragma unroll
-            for (int n = kLower ? step : 0; n < 2; ++n) {
-                const float2 pair = pair_at(&b.values[halves[step] + n * Block::kEightRows]);
-                mma_m16n8k8_tf32(d[n], a[step], __float_as_uint(pair.x), __float_as_uint(pair.y));
-            }
-    }
-    // Computes this warp's column of blocks downwards: T_wj = T_ww sum over j <= m < w of -A_wm T_mj, transposed, so that each
-    // result is the next left operand. Calls visit(block of T diag(beta), blocks below the diagonal).
-    template <class Visit>
-    __device__ __forceinline__ void for_each_block_below(const Factors& factors, Visit&& visit) {
-        Transposed x;
-        const float* diagonal = row_of_blocks(warp)[warp].values;
-        const float* const halves[2] = {diagonal + Block::at(2 * t, g), diagonal + Block::at(2 * t, g + 8)};
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) x[n][i] = halves[i / 2][n * Block::kEightRows + i % 2 * 16];
-        Operand column[3];
-        const float beta[2] = {factors.beta[16 * warp + g], factors.beta[16 * warp + g + 8]};
-        visit_scaled<0>(x, beta, visit);
-        multiply_down<1>(column, x, beta, visit);
-    }
-    template <int kBelow, class Visit>
-    __device__ __forceinline__ void multiply_down(Operand (&column)[3], Transposed& x, const float (&beta)[2], Visit& visit) {
-        if (warp + kBelow > 3) return;
-        make_operand(column[kBelow - 1], x);
-        const Block* blocks = row_of_blocks(warp + kBelow) + warp;
-        Transposed sum = {}, odd = {}, next = {};  // two accumulators shorten the chain of dependent MMAs
-#pragma unroll
-        for (int m = 0; m < kBelow; ++m) add_block_product(m % 2 == 0 ? sum : odd, column[m], blocks[m]);
-        if constexpr (kBelow > 1)
-#pragma unroll
-            for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] += odd[i / 4][i % 4];
-        Operand left;
-        make_operand(left, sum);
-        add_block_product<true>(next, left, blocks[kBelow]);
-        visit_scaled<kBelow>(next, beta, visit);
-        if constexpr (kBelow < 3) multiply_down<kBelow + 1>(column, next, beta, visit);
-    }
-    template <int kBelow, class Visit>
-    __device__ __forceinline__ static void visit_scaled(const Transposed& x, const float (&beta)[2], Visit& visit) {
-        Transposed scaled;
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) scaled[n][i] = x[n][i] * beta[i / 2];
-        visit(scaled, kBelow);
-    }
     // Mask that clears the diagonal elements in this thread's packed pair of a diagonal block.
     __device__ __forceinline__ unsigned off_diagonal() const {
         return t != g / 2 ? 0xffffffffu : g % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
@@ -192,7 +84,7 @@ struct InverseRole : Lane {
     __device__ __forceinline__ bool store_column(const Factors& factors, typename Plan::Matrices& matrices) {
         const unsigned to = matrix_row(matrices.inverse) + warp * kMnMajorStep;
         unsigned largest = 0;
-        for_each_block_below(factors, [&](const Transposed& x, int below) {
+        for_each_block_below(blocks(), factors.beta, [&](const Transposed& x, int below) {
             unsigned rounded[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -209,7 +101,7 @@ struct InverseRole : Lane {
     // The rounding residual of the column; rarely needed, so recomputed. In training store_column has stored it.
     __device__ __forceinline__ void store_residual(const Factors& factors, SwizzledTile& inverse_residual) {
         const unsigned to = matrix_row(inverse_residual) + warp * kMnMajorStep;
-        for_each_block_below(factors,
+        for_each_block_below(blocks(), factors.beta,
                              [&](const Transposed& x, int below) { store_block_residual(to + below * kMnMajorStep, x); });
     }
 
@@ -264,7 +156,7 @@ struct InverseRole : Lane {
         barrier(shared.scratch_empty[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
         store_blocks(products, factors.beta);
         __syncwarp();
-        invert_diagonal();
+        invert_diagonal(blocks());
         warpgroup_sync();
         const PipelineStage<kConfig.stages> next(opaque(chunk + 1));
         barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);

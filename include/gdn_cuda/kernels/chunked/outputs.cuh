@@ -44,7 +44,7 @@ __device__ __forceinline__ void store_output(const Owner& own, const TokenFragme
     store_output_tile(own, chunk, by_tma);
 }
 template <class Owner>
-__device__ __forceinline__ void store_output_without_tma(const Owner& own, int chunk) {
+__device__ __forceinline__ void store_tile_without_tma(const Owner& own, int chunk, const SwizzledTile& tile) {
     const GdnCall& call = own.args.call;
     const ChunkedWork& work = own.work;
     const int first_row = work.first_row + own.index() * kValueRows;
@@ -56,7 +56,11 @@ __device__ __forceinline__ void store_output_without_tma(const Owner& own, int c
     for (int i = own.thread; i < tokens_in<Owner::kConfig>(work.tokens, chunk) * 8; i += kWarpgroup)
         if (first_row + i % 8 * 8 < call.outputs)
             *reinterpret_cast<uint4*>(to + i / 8 * call.output.token + i % 8 * 8) =
-                load_shared(row_vector(tile_row(own.shared.output[own.index()].bytes, i / 8), i % 8));
+                load_shared(row_vector(tile_row(tile.bytes, i / 8), i % 8));
+}
+template <class Owner>
+__device__ __forceinline__ void store_output_without_tma(const Owner& own, int chunk) {
+    store_tile_without_tma(own, chunk, own.shared.output[own.index()]);
 }
 
 }  // namespace gdn_cuda::gdn

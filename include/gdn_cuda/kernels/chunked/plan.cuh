@@ -3,6 +3,7 @@
 
 #include <gdn_cuda/kernels/chunked/args.cuh>
 #include <gdn_cuda/kernels/chunked/config.cuh>
+#include <gdn_cuda/kernels/chunked/triangle.cuh>
 #include <gdn_cuda/kernels/chunked/work.cuh>
 
 namespace gdn_cuda::gdn {
@@ -44,16 +45,8 @@ struct ChunkedPlan {
         float query_scale[kChunk];   // scale exp(G) r
         float update_scale[kChunk];  // exp(G_end - G) r
     };
-    // A 16 x 16 block of -A; on the diagonal, later of the inverse. The 8-column halves of rows 2 and 3 of every 4 are swapped,
-    // so that four rows of eight columns hit 32 different banks.
-    struct alignas(16) Block {
-        static constexpr int kEightRows = 8 * 16;
-        float values[16 * 16];
-
-        GDN_HOST_DEVICE static constexpr int at(int row, int column) { return row * 16 + (column ^ (row >> 1 & 1) * 8); }
-    };
     struct InverseScratch {
-        Block blocks[10];  // lower triangle, row by row
+        TriangleBlock blocks[kTriangleBlocks];
     };
     // A chunk uses stage (chunk % stages) of what is loaded, and slot (chunk % (stages - 1)) of what is formed from it: that
     // comes later, so one slot fewer keeps up.

@@ -88,4 +88,14 @@ __device__ __forceinline__ void pack_tokens_residual(TokenOperand& residual, Tok
         d, [&](int step, int i, float& v, float& v_next) { residual[step][i] = pack_residual<kIo>(v, v_next, x[step][i]); });
 }
 
+// X = values - key_scale d, rounded: what a chunk adds to the rows of a state that already gives d for its keys.
+template <DType kIo>
+__device__ __forceinline__ void form_x(TokenOperand& x, const TokenOperand& values, TokenFragment& d,
+                                       const TokenFactors& key_scale) {
+    for_each_token_pair(d, [&](int step, int i, float& s, float& s_next) {
+        const float2 key = key_scale[2 * step + i / 2], v = unpack<kIo>(values[step][i]);
+        x[step][i] = pack<kIo>(v.x - key.x * s, v.y - key.y * s_next);
+    });
+}
+
 }  // namespace gdn_cuda::gdn

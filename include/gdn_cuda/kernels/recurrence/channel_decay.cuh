@@ -38,7 +38,10 @@ struct ChannelDecay {
         if constexpr (kForm == ChannelGate::softplus) {
             const float soft = channel_softplus(x);
             // The same branch for all channels of the head.
-            if (rate_log > kLargestPlainRateLog) return exp2_fast(gate_by_logarithm(rate_log, x, soft) * kLog2E);
+            // Special functions only: kernels unroll this for dozens of elements.
+            if (rate_log > kLargestPlainRateLog)
+                return exp2_fast(-kLog2E *
+                                 exp2_fast(fmaf(rate_log, kLog2E, x < kLowestOfSoftplus ? x * kLog2E : __log2f(soft))));
             return exp2_fast(rate * soft);
         }
         if constexpr (kForm == ChannelGate::bounded)

@@ -33,6 +33,18 @@ __device__ __forceinline__ void load_operand(unsigned (&x)[kSteps][4], const Fra
         to_operand(x[step], *reinterpret_cast<const uint4*>(from[step][thread].registers));
 }
 
+// Before the chunk whose initial state it is; after the last, nobody reads it. The one before has been read.
+template <class Owner>
+__device__ __forceinline__ void hand_over_state(const Owner& own) {
+    store_operand(own.shared.fragments.state, own.rounded_state, own.thread);
+    arrive_by_warp(own, own.shared.state_full);
+}
+template <class Owner>
+__device__ __forceinline__ void hand_over_values(const Owner& own, const TokenOperand& x) {
+    store_operand(own.shared.fragments.values, x, own.thread);
+    arrive_by_warp(own, own.shared.values_full);
+}
+
 // Where a lane may keep 16 bytes a step in place of the values that its warp has loaded.
 __device__ __forceinline__ unsigned values_vector(const SwizzledTile& values, int step, const Lane& lane) {
     return row_vector(tile_row(values.bytes, 16 * step + lane.lane / 2), 2 * lane.warp + lane.lane % 2);

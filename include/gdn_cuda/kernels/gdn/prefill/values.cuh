@@ -10,16 +10,6 @@
 
 namespace gdn_cuda::gdn {
 
-// X = v - exp(G) S k^T.
-template <DType kIo>
-__device__ __forceinline__ void form_x(TokenOperand& x, const TokenOperand& values, TokenFragment& d,
-                                       const TokenFactors& key_scale) {
-    for_each_token_pair(d, [&](int step, int i, float& s, float& s_next) {
-        const float2 key = key_scale[2 * step + i / 2], v = unpack<kIo>(values[step][i]);
-        x[step][i] = pack<kIo>(v.x - key.x * s, v.y - key.y * s_next);
-    });
-}
-
 // S q^T first shortens the dependency chain from one S to the next; a block with one value warpgroup has registers for it.
 template <class Owner>
 constexpr bool kQueriesFirst = Owner::kConfig.value_groups == 1;

@@ -14,17 +14,6 @@
 
 namespace gdn_cuda::gdn {
 
-// Before the chunk whose initial state it is; after the last, nobody reads it. The one before has been read.
-template <class Owner>
-__device__ __forceinline__ void hand_over_state(const Owner& own) {
-    store_operand(own.shared.fragments.state, own.rounded_state, own.thread);
-    arrive_by_warp(own, own.shared.state_full);
-}
-template <class Owner>
-__device__ __forceinline__ void hand_over_values(const Owner& own, const TokenOperand& x) {
-    store_operand(own.shared.fragments.values, x, own.thread);
-    arrive_by_warp(own, own.shared.values_full);
-}
 // In place of the warp's values, which the next TMA load overwrites.
 template <class Owner>
 __device__ __forceinline__ void hand_over_residual(const Owner& own, TokenFragment& d, const TokenOperand& x,

@@ -1,0 +1,113 @@
+// The chain of gdn/kda_own: the warpgroup that takes 64 rows of the state from chunk to chunk,
+//
+//     S K_in^T -> X -> S <- S diag(g) + X^T Z.
+//
+// Outputs are another warpgroup's (kda/outputs.cuh), which gets the rounded S and X as left operands.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/kda/by_token.cuh>
+#include <gdn_cuda/kernels/gdn/kda/loads.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <ChunkedConfig kConfig>
+struct KdaChain : KdaOwner<kConfig> {
+    using Base = KdaOwner<kConfig>;
+    using Base::kIo, Base::shared, Base::work, Base::state, Base::rounded_state, Base::thread;
+
+    __device__ __forceinline__ KdaChain(KdaOwnerPlan<kConfig>& shared, const ChunkedArgs& args)
+        : Base(shared, args, shared.work) {}
+
+    __device__ __forceinline__ void run() {
+        load_state(*this, initial_state(*this));
+        warpgroup_fence_operand(state);
+        read_ahead(*this, ahead, 0);
+        round_for_chunk(*this, 0, flags());
+        hand_over_state(*this);
+        const int chunks = work.tokens.chunks;
+#pragma unroll 1
+        for (int chunk = 0, checked = -1;;) {
+            chunk = run_chunks(chunk, checked);
+            if (chunk >= chunks) break;
+            checked = chunk;
+            if (products_may_overflow(*this, ahead.values, flags())) run_by_tokens(chunk++);
+        }
+        store_state(*this, final_state(*this));
+    }
+
+  private:
+    KdaReadAhead ahead;
+    unsigned residual_parity = 0;
+
+    // Of the chunk read ahead, uniform for the compiler.
+    __device__ __forceinline__ unsigned flags() const { return __shfl_sync(0xffffffffu, ahead.flags, 0); }
+
+    // From a chunk's state to the next chunk's.
+    __device__ __forceinline__ void finish_chunk(int chunk) {
+        if (ends_checkpoint(*this, chunk)) [[unlikely]]
+            store_state(*this, checkpoint(*this, chunk));
+        if (chunk + 1 < work.tokens.chunks) round_for_chunk(*this, chunk + 1, flags());
+        this->release(PipelineStage<kConfig.stages>(chunk).index);
+        hand_over_state(*this);
+    }
+    // Stops before a chunk that resets the state, unless it is `checked`, and returns where it stopped: matrix products may
+    // spread NaN over it. With wgmmas in flight at a loop's exit, ptxas would serialise all of them.
+    __device__ __forceinline__ int run_chunks(int chunk, int checked) {
+        const int chunks = work.tokens.chunks;
+#pragma unroll 1
+        for (; chunk < chunks; ++chunk) {
+            const PipelineStage<kConfig.stages> current(chunk);
+            auto& stage = shared.stages[current.index];
+            const unsigned now = flags();
+            if (now & kKdaResets && chunk != checked) [[unlikely]]
+                break;
+            TokenOperand x;
+            TokenFragment d;
+            start_product<kIo>(d, rounded_state, stage.key_in);
+            barrier(shared.values_empty).wait(chunk & 1 ^ 1);  // so the outputs have seen the last phase of the next barrier
+            arrive_by_warp(*this, shared.products_queued);
+            scale_columns(*this, shared.factors[current.index].decay);
+            const bool cancels = now & kKdaCancels;
+            wait_for_product(d);
+            form_x<kIo>(x, ahead.values, d, ahead.key_norm);
+            start_product_mn<kIo>(state, x, stage.update);
+            if (cancels) [[unlikely]]
+                arrive_by_warp(*this, shared.tiles_read);
+            hand_over_values(*this, x);
+            barrier(shared.state_empty).wait(chunk & 1);
+            if (chunk + 1 < chunks) read_ahead(*this, ahead, chunk + 1);
+            wait_for_product(state);
+            if (cancels) [[unlikely]] {
+                barrier(shared.residual_full).wait(residual_parity);
+                residual_parity ^= 1;
+                start_product_mn<kIo>(state, x, stage.update_residual());
+                wait_for_product(state);
+            }
+            finish_chunk(chunk);
+        }
+        return chunk;
+    }
+    // The warpgroup of the outputs leaves the chunk's to this one.
+    __device__ __forceinline__ void run_by_tokens(int chunk) {
+        const PipelineStage<kConfig.stages> current(chunk);
+        auto& stage = shared.stages[current.index];
+        barrier(shared.values_empty).wait(chunk & 1 ^ 1);
+        if (thread == 0) shared.by_tokens = true;
+        arrive_by_warp(*this, shared.products_queued);
+        arrive_by_warp(*this, shared.values_full);
+        if (flags() & kKdaCancels) {
+            arrive_by_warp(*this, shared.tiles_read);
+            barrier(shared.residual_full).wait(residual_parity);
+            residual_parity ^= 1;
+        }
+        barrier(shared.values_empty).wait(chunk & 1);
+        run_kda_tokens(*this, chunk, stage);
+        store_output(*this, chunk, stage.value);
+        if (thread == 0) shared.by_tokens = false;
+        barrier(shared.state_empty).wait(chunk & 1);
+        if (chunk + 1 < work.tokens.chunks) read_ahead(*this, ahead, chunk + 1);
+        finish_chunk(chunk);
+    }
+};
+
+}  // namespace gdn_cuda::gdn

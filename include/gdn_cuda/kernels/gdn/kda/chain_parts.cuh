@@ -1,0 +1,53 @@
+// What gdn/kda_own's chain does with its 64 rows of the state, and reads ahead of a chunk.
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/ahead/handover.cuh>
+#include <gdn_cuda/kernels/chunked/state.cuh>
+#include <gdn_cuda/kernels/gdn/kda/own_plan.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <ChunkedConfig kConfig>
+using KdaOwner = StateOwner<kConfig, KdaOwnerPlan<kConfig>>;
+
+// What a chunk needs first, read while products of the chunk before run.
+struct KdaReadAhead {
+    TokenOperand values;
+    TokenFactors key_norm;
+    unsigned flags;
+};
+template <class Owner>
+__device__ __forceinline__ void read_ahead(const Owner& own, KdaReadAhead& next, int chunk) {
+    const PipelineStage<Owner::kConfig.stages> at(chunk);
+    barrier(own.shared.stage_full[at.index]).wait(at.parity);
+    next.flags = load_shared_word(shared_address(&own.shared.flags[at.index]));
+    load_operand(next.values, own.shared.stages[at.index].value, own);
+    read_factors(next.key_norm, own.shared.factors[at.index].key_norm, own.t);
+}
+// Columns of the state by their own factors.
+template <class Owner>
+__device__ __forceinline__ void scale_columns(Owner& own, const float (&factors)[kKdaHeadK]) {
+#pragma unroll
+    for (int n = 0; n < Owner::kConfig.head_k / 8; ++n) {
+        const float2 factor = pair_at(&factors[8 * n + 2 * own.t]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) own.state[4 * n + i] *= i % 2 == 0 ? factor.x : factor.y;
+    }
+}
+
+// The state as a left operand of a chunk, whose flags they are; uniform over the warp.
+template <class Owner>
+__device__ __forceinline__ void round_for_chunk(Owner& own, int chunk, unsigned flags) {
+    if (!(flags & kKdaScaled)) return own.round_state();
+    const auto& factors = own.shared.factors[PipelineStage<Owner::kConfig.stages>(chunk).index].middle;
+#pragma unroll
+    for (int n = 0; n < Owner::kConfig.head_k / 8; ++n) {
+        const float2 factor = pair_at(&factors[8 * n + 2 * own.t]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            own.rounded_state[n / 2][n % 2 * 2 + half] =
+                pack<Owner::kIo>(own.state[4 * n + 2 * half] * factor.x, own.state[4 * n + 2 * half + 1] * factor.y);
+    }
+}
+
+}  // namespace gdn_cuda::gdn

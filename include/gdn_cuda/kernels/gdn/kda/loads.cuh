@@ -1,0 +1,132 @@
+// Loads of records and values into an owner's stages, and stores of its outputs: by single threads of one warpgroup.
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/ahead/handover.cuh>
+#include <gdn_cuda/kernels/chunked/outputs.cuh>
+#include <gdn_cuda/kernels/gdn/kda/own_plan.cuh>
+
+namespace gdn_cuda::gdn {
+
+// A sequence's records of a head.
+struct KdaRecords {
+    const KdaRecord* records;
+    const unsigned* flags;
+
+    __device__ __forceinline__ KdaRecords(const KdaOwnArgs& args, int sequence, int head, const Span& span, int chunks) {
+        const bool packed = args.chunked.call.cu_seqlens.data != nullptr;
+        const i64 first =
+            static_cast<i64>(head) * args.per_head + first_kda_record(packed, sequence, static_cast<int>(span.start), chunks);
+        records = args.records + first;
+        flags = args.flags + first;
+    }
+};
+
+// By a warpgroup that has written a chunk's outputs in place of its values. By TMA, unless the tile would overwrite the next
+// sequence's.
+template <class Owner>
+__device__ __forceinline__ void store_output(const Owner& own, int chunk, const SwizzledTile& tile) {
+    const int stage = PipelineStage<Owner::kConfig.stages>(chunk).index;
+    const bool by_tma = !is_packed(own.args) || end_of<Owner::kConfig>(own.work.tokens, chunk) <= own.work.tokens.length;
+    if (!by_tma) [[unlikely]] {
+        own.warpgroup_sync();
+        store_tile_without_tma(own, chunk, tile);
+    }
+    if (own.thread == 0) own.shared.is_stored[stage] = !by_tma;
+    cutlass::arch::fence_view_async_shared();
+    arrive_by_warp(own, own.shared.output_full[stage]);
+}
+
+template <ChunkedConfig kConfig>
+struct KdaLoader {
+    using Copy = cute::SM90_BULK_COPY_G2S;
+    enum Warps : int { records, values, residuals, outputs };
+    static constexpr int kTile = sizeof(SwizzledTile);
+
+    KdaOwnerPlan<kConfig>& shared;
+    const ChunkedArgs& args;
+    const KdaRecords from;
+    const ChunkedWork& work = shared.work;
+
+    __device__ __forceinline__ void run(int warp) {
+        if (threadIdx.x % 32 == 0) {
+            if (warp == records) load_records();
+            if (warp == values) load_values();
+            if (warp == residuals) load_residuals();
+            if (warp == outputs) store_outputs();
+        }
+        __syncwarp();
+        if (warp == values && has_tail<kConfig>(work.tokens, tail_chunk<kConfig>(work.tokens))) clear_tail();
+    }
+
+  private:
+    __device__ __forceinline__ static uint64_t* word(Barrier& full) { return reinterpret_cast<uint64_t*>(&full); }
+
+    __device__ __forceinline__ void load_records() {
+        constexpr int kTiles = kKdaPlainTiles * kTile;
+        unsigned flags = from.flags[0];
+#pragma unroll 1
+        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
+            const PipelineStage<kConfig.stages> current(chunk);
+            const unsigned next = chunk + 1 < work.tokens.chunks ? from.flags[chunk + 1] : 0;
+            Barrier& full = barrier(shared.stage_full[current.index]);
+            barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
+            shared.flags[current.index] = flags;
+            full.arrive_and_expect_tx(kTiles + static_cast<int>(sizeof(KdaFactors)));
+            const KdaRecord& record = from.records[chunk];
+            Copy::copy(record.key_in, word(full), shared.stages[current.index].key_in, kTiles);
+            Copy::copy(&record.factors, word(full), &shared.factors[current.index], sizeof(KdaFactors));
+            flags = next;
+        }
+    }
+    __device__ __forceinline__ void load_values() {
+#pragma unroll 1
+        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
+            const PipelineStage<kConfig.stages> current(chunk);
+            Barrier& full =
+                barrier(has_tail<kConfig>(work.tokens, chunk) ? shared.tail_full : shared.stage_full[current.index]);
+            barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
+            full.arrive_and_expect_tx(kTile);
+            tma_load(shared.stages[current.index].value.bytes, args.value,
+                     {work.first_value, work.head, first_token<kConfig>(work.tokens, chunk), batch_of(args, work)}, full);
+        }
+    }
+    // Tokens past the end are the next sequence's, and may be infinite or NaN.
+    __device__ __forceinline__ void clear_tail() {
+        const int chunk = tail_chunk<kConfig>(work.tokens), stage = PipelineStage<kConfig.stages>(chunk).index,
+                  count = tokens_in<kConfig>(work.tokens, chunk), lane = threadIdx.x % 32;
+        barrier(shared.tail_full).wait(0);
+        for (int i = lane; i < (kChunk - count) * 8; i += 32)
+            store_shared(row_vector(tile_row(shared.stages[stage].value.bytes, count + i / 8), i % 8), uint4{});
+        __syncwarp();
+        if (lane == 0) barrier(shared.stage_full[stage]).arrive();
+    }
+    __device__ __forceinline__ void load_residuals() {
+        unsigned parity = 0;
+#pragma unroll 1
+        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
+            if (!(from.flags[chunk] & kKdaCancels)) continue;
+            auto& stage = shared.stages[PipelineStage<kConfig.stages>(chunk).index];
+            const KdaRecord& record = from.records[chunk];
+            Barrier& full = barrier(shared.residual_full);
+            barrier(shared.tiles_read).wait(parity);
+            parity ^= 1;
+            full.arrive_and_expect_tx((kKdaTiles + 1) * kTile);
+            Copy::copy(record.update_residual, word(full), stage.update_residual(), kKdaTiles * kTile);
+            Copy::copy(&record.scores_residual, word(full), stage.scores_residual(), kTile);
+        }
+    }
+    __device__ __forceinline__ void store_outputs() {
+#pragma unroll 1
+        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
+            const PipelineStage<kConfig.stages> current(chunk);
+            barrier(shared.output_full[current.index]).wait(current.parity);
+            if (!shared.is_stored[current.index]) {
+                start_tile_store<kConfig>(args, work, chunk, 0, shared.stages[current.index].value);
+                cute::tma_store_wait<0>();
+            }
+            barrier(shared.stage_empty[current.index]).arrive();
+        }
+    }
+};
+
+}  // namespace gdn_cuda::gdn

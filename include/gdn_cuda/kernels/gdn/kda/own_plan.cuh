@@ -1,0 +1,58 @@
+// Configuration, shared memory and arguments of gdn/kda_own, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/ahead/plan.cuh>
+#include <gdn_cuda/kernels/gdn/kda/record.cuh>
+
+namespace gdn_cuda::gdn {
+
+struct KdaOwnConfig {
+    DType io;
+
+    constexpr bool operator==(const KdaOwnConfig&) const = default;
+
+    GDN_FIELDS(io)
+
+    // Warpgroups: loads and stores, outputs, none, the chain.
+    GDN_HOST_DEVICE constexpr ChunkedConfig block() const {
+        return {.head_k = kKdaHeadK, .value_groups = 1, .inverse_groups = 2, .stages = 3, .io = io};
+    }
+    GDN_HOST_DEVICE constexpr int threads() const { return block().threads(); }
+};
+
+template <ChunkedConfig kConfig>
+struct KdaOwnerPlan {
+    // A record's tiles, in its order, and values, in whose place the chunk's outputs come.
+    struct Stage {
+        SwizzledTile key_in[kKdaTiles], query_in[kKdaTiles];
+        SwizzledTile update[kKdaTiles], scores;
+        SwizzledTile value;
+
+        // Where residuals go once K_in and Q_in have been multiplied.
+        GDN_HOST_DEVICE SwizzledTile* update_residual() { return key_in; }
+        GDN_HOST_DEVICE SwizzledTile* scores_residual() { return query_in; }
+    };
+    Stage stages[kConfig.stages];
+    typename OwnerPlan<kConfig>::Fragments fragments;
+    KdaFactors factors[kConfig.stages];
+    ChunkedWork work;
+    unsigned flags[kConfig.stages];
+    alignas(4) bool by_tokens;           // the chunk's outputs come from the chain (kda/by_token.cuh)
+    unsigned is_stored[kConfig.stages];  // the chunk's outputs, otherwise than by TMA from their tile
+    // By stage: the record and values are there; the chain has read it, and outputs are stored; outputs are in their tile.
+    unsigned long long stage_full[kConfig.stages], stage_empty[kConfig.stages], output_full[kConfig.stages];
+    // A phase a chunk, full and empty: left operands; the chain's S K_in^T put into the tensor cores' queue.
+    unsigned long long state_full, state_empty, products_queued, values_full, values_empty;
+    // A phase a chunk with residuals: K_in and Q_in have been multiplied; residuals are there.
+    unsigned long long tiles_read, residual_full;
+    unsigned long long tail_full;  // values of a chunk that ends the sequence within it
+};
+
+struct KdaOwnArgs {
+    ChunkedArgs chunked;
+    const KdaRecord* records;  // (head, record), as KdaPrepareArgs has them
+    const unsigned* flags;
+    int per_head, row_tiles;
+};
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,141 @@
+// What gdn/kda_prepare forms of T: Z = (T r)^T (d k) and P' = P (T r), by warp MMAs. T is used in two parts; both triangles'
+// zero blocks are skipped.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/kda/warp.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <DType kIo>
+struct KdaProducts : KdaWarp {
+    static constexpr unsigned kBlocks = kChunk / 16, kPairs = 4;  // n: 8 columns
+    static constexpr unsigned kTile = sizeof(SwizzledTile), kStep = 16 * 128;
+
+    KdaPreparePlan& shared;
+    // Z: two blocks of 16 rows, 32 channels. The first blocks have most terms, so a warp has the first and the last, or the two
+    // between.
+    float update[2][kPairs][4];
+    // P': a block below the diagonal, or two on it.
+    float scores[2][2][4];
+
+    __device__ __forceinline__ explicit KdaProducts(KdaPreparePlan& shared) : shared(shared) { find_lane(); }
+
+    // residuals: of the keys of Z, or nullptr.
+    __device__ __forceinline__ void multiply(const SwizzledTile* residuals, bool scales) {
+#pragma unroll
+        for (auto& block : update) clear(block);
+        add_update(shared.operands.other_key);
+        if (residuals != nullptr) [[unlikely]]
+            add_update(residuals);
+        if (scales) scale_update();
+        multiply_scores();
+    }
+    // Once all warps have multiplied: Z replaces its keys, P' replaces P.
+    __device__ __forceinline__ void store() const { store<false>(shared.operands.other_key, shared.matrices.scores[0]); }
+    __device__ __forceinline__ void store_residuals() const { store<true>(shared.matrices.inverse, shared.matrices.scores[1]); }
+
+  private:
+    __device__ __forceinline__ unsigned update_block(unsigned i) const { return i == 0 ? warp / 4 : kBlocks - 1 - warp / 4; }
+    __device__ __forceinline__ unsigned first_vector() const { return 4 * (warp % 4); }
+
+    // P' blocks by warp: (3, 0), (3, 1), (2, 0), (1, 0), (2, 1), (3, 2), then two of the diagonal.
+    __device__ __forceinline__ bool on_diagonal() const { return warp >= 6; }
+    __device__ __forceinline__ unsigned row_block(unsigned i) const {
+        return on_diagonal() ? 2 * (warp - 6) + i : 0x321233 >> 4 * warp & 0xf;
+    }
+    __device__ __forceinline__ unsigned column_block(unsigned i) const {
+        return on_diagonal() ? 2 * (warp - 6) + i : 0x210010 >> 4 * warp & 0xf;
+    }
+
+    __device__ __forceinline__ void add_update(const SwizzledTile* keys_of_update) {
+        unsigned right_at[2], left_at[2];
+#pragma unroll
+        for (unsigned i = 0; i < 2; ++i) {
+            right_at[i] = vector_at(keys_of_update, left_row(), first_vector() + 2 * i + left_vector());
+            left_at[i] = vector_at(shared.matrices.inverse, right_row(), 2 * update_block(i) + right_vector());
+        }
+#pragma unroll
+        for (unsigned from = 0; from < kBlocks; ++from) {  // blocks of tokens
+            unsigned keys[2][4];
+#pragma unroll
+            for (unsigned i = 0; i < 2; ++i) ldmatrix_x4_trans(keys[i], right_at[i] + from * kStep);
+#pragma unroll
+            for (unsigned i = 0; i < 2; ++i) {
+                if (from < update_block(i)) continue;
+#pragma unroll
+                for (unsigned part = 0; part < 2; ++part) {
+                    unsigned left[4];
+                    ldmatrix_x4_trans(left, left_at[i] + part * kTile + from * kStep);
+#pragma unroll
+                    for (unsigned n = 0; n < kPairs; ++n)
+                        mma_m16n8k16<kIo>(update[i][n], left, keys[n / 2][n % 2 * 2], keys[n / 2][n % 2 * 2 + 1]);
+                }
+            }
+        }
+    }
+    __device__ __forceinline__ void scale_update() {
+#pragma unroll
+        for (unsigned n = 0; n < kPairs; ++n) {
+            const float2 scale = gdn_cuda::pair_at(&shared.update_scale[8 * (first_vector() + n) + 2 * t]);
+#pragma unroll
+            for (unsigned i = 0; i < 8; ++i) update[i / 4][n][i % 4] *= i % 2 == 0 ? scale.x : scale.y;
+        }
+    }
+    __device__ __forceinline__ void multiply_scores() {
+#pragma unroll
+        for (unsigned i = 0; i < 2; ++i) {
+            clear(scores[i]);
+            if (i == 1 && !on_diagonal()) break;
+            const unsigned row = row_block(i), column = column_block(i);
+            const unsigned left = vector_at(shared.matrices.scores, 16 * row + left_row(), left_vector());
+            unsigned right = vector_at(shared.matrices.inverse, 16 * column + left_row(), 2 * column + left_vector());
+#pragma unroll 1
+            for (unsigned between = column; between <= row; ++between, right += kStep)
+                add_scores(scores[i], left ^ between << 5, right);
+        }
+    }
+    __device__ __forceinline__ static void add_scores(float (&sums)[2][4], unsigned left_at, unsigned right_at) {
+        unsigned left[2][4], right[2][4];
+#pragma unroll
+        for (unsigned part = 0; part < 2; ++part) {
+            ldmatrix_x4(left[part], left_at + part * kTile);
+            ldmatrix_x4_trans(right[part], right_at + part * kTile);
+        }
+#pragma unroll
+        for (unsigned n = 0; n < 2; ++n) {
+            mma_m16n8k16<kIo>(sums[n], left[1], right[0][2 * n], right[0][2 * n + 1]);
+            mma_m16n8k16<kIo>(sums[n], left[0], right[1][2 * n], right[1][2 * n + 1]);
+            mma_m16n8k16<kIo>(sums[n], left[0], right[0][2 * n], right[0][2 * n + 1]);
+        }
+    }
+
+    template <bool kResidual>
+    __device__ __forceinline__ void store(SwizzledTile* update_tiles, SwizzledTile& scores_tile) const {
+#pragma unroll
+        for (unsigned i = 0; i < 2; ++i) {
+            const unsigned to = pair_at(update_tiles, 16 * update_block(i), 8 * first_vector());
+#pragma unroll
+            for (unsigned n = 0; n < kPairs; ++n) store_pairs<kResidual>(to ^ n << 4, update[i][n]);
+        }
+#pragma unroll
+        for (unsigned i = 0; i < 2; ++i) {
+            if (i == 1 && !on_diagonal()) break;
+            const unsigned row = row_block(i), column = column_block(i), to = pair_at(&scores_tile, 16 * row, 16 * column);
+#pragma unroll
+            for (unsigned n = 0; n < 2; ++n) store_pairs<kResidual>(to ^ n << 4, scores[i][n]);
+            if (!on_diagonal())  // the block that mirrors it is above the diagonal
+                store_shared(vector_at(&scores_tile, 16 * column + left_row(), 2 * row + left_vector()), uint4{});
+        }
+    }
+    template <bool kResidual>
+    __device__ __forceinline__ static void store_pairs(unsigned to, const float (&sums)[4]) {
+#pragma unroll
+        for (unsigned half = 0; half < 2; ++half) {
+            const float x = sums[2 * half], next = sums[2 * half + 1];
+            const unsigned rounded = pack<kIo>(x, next);
+            store_shared(to + half * kEightRows, kResidual ? pack_residual<kIo>(x, next, rounded) : rounded);
+        }
+    }
+};
+
+}  // namespace gdn_cuda::gdn

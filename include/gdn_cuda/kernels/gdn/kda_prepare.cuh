@@ -1,0 +1,341 @@
+// gdn/kda_prepare: what chunks of 64 tokens of Kimi Delta Attention do to any state (kda/record.cuh), for gdn/kda_own.
+//
+// A block of 256 threads takes a chunk of a value head. A thread holds two channels of 16 tokens, and writes operands of
+// products into the same 48 KB again and again:
+//
+//     loads -> decays -> operands -> scores ... -> [K_in, Q_in, d k]   A -> T (four warps)   -> Z, P' -> bulk copies
+//
+// A score's decay is a product of two that meet at a border between tokens. Where each has a reciprocal that may scale an
+// operand (no channel decays by more than e^60 on either side of the border), one border serves all pairs of tokens around it;
+// otherwise only pairs across it, whose two products are at most 1, cannot overflow, and are 0 where they underflow. So by the
+// decays of a chunk, its scores take
+//
+//     slow       one border, in the middle of the chunk; its operands are K_in, Q_in and the keys of Z as well (kKdaScaled)
+//     medium     pairs across the middle; a border in each half
+//     fast       pairs across borders of halves of 32 and 16 tokens; a border in each quarter
+//     very fast  pairs across borders of halves of 32, 16, 8, 4, 2 and 1 tokens
+//
+// fp16 has no range for reciprocals: always the last.
+//
+// Bound: instruction issue. Estimated from the machine code, a chunk takes 17,000 warp instructions with slow decays given as
+// logarithms, 22,500 with medium and 23,300 with fast ones; 1,400 more with a lower bound, 3,400 more with a softplus.
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
+#include <gdn_cuda/kernels/common/stmatrix.cuh>
+#include <gdn_cuda/kernels/common/tma.cuh>
+#include <gdn_cuda/kernels/common/varlen.cuh>
+#include <gdn_cuda/kernels/gdn/kda/elements.cuh>
+#include <gdn_cuda/kernels/gdn/kda/products.cuh>
+#include <gdn_cuda/kernels/gdn/kda/scores.cuh>
+#include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
+
+namespace gdn_cuda::gdn {
+
+__device__ __forceinline__ int chunks_in(int tokens) {
+    return (tokens + kChunk - 1) / kChunk;
+}
+// The chunk of a record: of the last sequence whose records begin at or before it. False if it has none.
+__device__ __forceinline__ bool find_kda_chunk(const GdnCall& call, int record, int head, KdaChunk& chunk) {
+    const bool packed = call.cu_seqlens.data != nullptr;
+    int sequence = 0;
+    if (packed) {
+        int last = call.sequences - 1;
+        while (sequence < last) {
+            const int middle = sequence + (last - sequence + 1) / 2;
+            const Span span = span_of(call.cu_seqlens, middle, call.tokens);
+            if (first_kda_record(true, middle, static_cast<int>(span.start), 0) <= record)
+                sequence = middle;
+            else
+                last = middle - 1;
+        }
+    } else {
+        sequence = static_cast<int>(static_cast<unsigned>(record) / static_cast<unsigned>(chunks_in(call.tokens)));
+    }
+    const Span span = span_of(call.cu_seqlens, sequence, call.tokens);
+    const int first =
+        (record - first_kda_record(packed, sequence, static_cast<int>(span.start), chunks_in(span.length))) * kChunk;
+    if (first < 0 || first >= span.length) return false;
+    chunk = {.sequence = packed ? 0 : sequence,
+             .head = head,
+             .key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(call.heads_per_key)),
+             .first = span.start + first,
+             .tokens = min(kChunk, span.length - first)};
+    return true;
+}
+
+template <KdaPrepareConfig kConfig>
+struct KdaPreparer {
+    static constexpr DType kIo = kConfig.io;
+    static constexpr int kInverseBarrier = 1;  // of four warps
+    static constexpr int kTilesBytes = kKdaTiles * sizeof(SwizzledTile);
+
+    KdaPreparePlan& shared;
+    const KdaPrepareArgs& args;
+
+    // Returns whether it is too large.
+    __device__ __forceinline__ bool load_beta(const KdaChunk& chunk) const {
+        const int token = static_cast<int>(threadIdx.x);
+        if (token >= kChunk) return false;
+        float beta = 0.f;
+        if (token < chunk.tokens) {
+            const GdnCall& call = args.call;
+            RawGates gates;
+            gates.load_beta(call, scalar_offset(call.beta, chunk.sequence, chunk.first + token, chunk.head));
+            beta = gates.beta_of(call, call.forms);
+        }
+        shared.beta[token] = beta;
+        return !(fabsf(beta) < kKdaLargest);
+    }
+    // By one thread.
+    __device__ __forceinline__ void start_tile_loads(const KdaChunk& chunk, bool queries) const {
+        Barrier& full = barrier(shared.tiles_full);
+        full.arrive_and_expect_tx((queries ? 2 : 1) * kTilesBytes);
+#pragma unroll
+        for (int i = 0; i < kKdaTiles; ++i) {
+            const TileAt at{i * kTileElements, chunk.key_head, static_cast<int>(chunk.first), chunk.sequence};
+            tma_load(shared.operands.key[i].bytes, args.key, at, full);
+            if (queries) tma_load(shared.operands.query[i].bytes, args.query, at, full);
+        }
+    }
+    // Of all warps.
+    __device__ __forceinline__ unsigned findings() const {
+        const auto of_warps = *reinterpret_cast<const uint2*>(shared.findings);
+        unsigned all = of_warps.x | of_warps.y;
+        all |= all >> 16;
+        return (all | all >> 8) & 0xff;
+    }
+
+    // Halves of 32 and of 16 tokens.
+    __device__ __forceinline__ void form_large_scores(KdaElements<kConfig>& elements) const {
+        auto& operands = shared.operands;
+        const int quarter = elements.quarter;
+        elements.refresh();
+        if (quarter == 0) {
+            elements.store_backwards_twice(operands, elements.after(2));
+        } else if (quarter == 1) {
+            elements.store_backwards(operands.key, {1.f, 1.f});
+            elements.refresh();
+            elements.store_forwards(operands.other_key, operands.query, 32, {1.f, 1.f});
+        } else if (quarter == 2) {
+            elements.store_forwards(operands.key, operands.query, 0, {1.f, 1.f});
+            elements.refresh();
+            elements.store_backwards(operands.other_key, {1.f, 1.f});
+        } else {
+            elements.store_forwards_twice(operands, elements.before(2));
+        }
+        __syncthreads();
+        const KdaScores<kIo> scores(shared);
+        scores.multiply_halves_of_32();
+        scores.multiply_halves_of_16();
+    }
+    // All scores by one pass, where decays are slow.
+    __device__ __forceinline__ void form_scores(KdaElements<kConfig>& elements) const {
+        const bool follows = elements.quarter >= 2;
+        elements.refresh();
+        elements.store_around_border(shared.operands, follows, follows ? elements.before(2) : elements.after(2));
+        __syncthreads();
+        KdaScores<kIo>(shared).template multiply_blocks<4>();
+        __syncthreads();
+    }
+    // By two: between halves of the chunk, then within them.
+    __device__ __forceinline__ void form_scores_of_halves(KdaElements<kConfig>& elements) const {
+        auto& operands = shared.operands;
+        const int quarter = elements.quarter;
+        elements.refresh();
+        if (quarter >= 2)
+            elements.store_forwards(operands.key, operands.query, 16 * (quarter - 2), elements.before(2));
+        else
+            elements.store_backwards(operands.key, elements.after(2));
+        __syncthreads();
+        KdaScores<kIo>(shared).multiply_halves_of_32();
+        __syncthreads();
+        elements.refresh();
+        elements.store_around_border(operands, quarter % 2 == 1, {1.f, 1.f});
+        __syncthreads();
+        KdaScores<kIo>(shared).template multiply_blocks<2>();
+        __syncthreads();
+    }
+    __device__ __forceinline__ void form_diagonal_scores(KdaElements<kConfig>& elements) const {
+        elements.refresh();
+        elements.store_around_middle(shared.operands);
+        __syncthreads();
+        KdaScores<kIo>(shared).multiply_diagonal();
+        __syncthreads();
+    }
+    __device__ __forceinline__ void form_small_scores(KdaElements<kConfig>& elements) const {
+        auto& operands = shared.operands;
+        KdaScores<kIo>(shared).clear_diagonal();
+        elements.refresh();
+        elements.template store_halves<8>(operands.key, operands.query, 0);
+        elements.refresh();
+        elements.template store_halves<4>(operands.other_key, operands.query, 32);
+        __syncthreads();
+        const KdaScores<kIo> scores(shared);
+        scores.multiply_small_halves(8);
+        if (threadIdx.x < kChunk) scores.store_one(true, threadIdx.x, threadIdx.x, shared.query_key[threadIdx.x]);
+        __syncthreads();
+        elements.refresh();
+        elements.template store_halves<2>(operands.key, operands.query, 0);
+        elements.refresh();
+        elements.template store_halves<1>(operands.other_key, operands.query, 32);
+        __syncthreads();
+        KdaScores<kIo>(shared).multiply_small_halves(2);
+        __syncthreads();
+    }
+
+    // By four warps: r T diag(beta), in two parts.
+    __device__ __forceinline__ void invert() const {
+        TriangleInverse inverse;
+        inverse.find_lane();
+        inverse.invert_diagonal(shared.triangle);
+        named_barrier_sync<kInverseBarrier>(kWarpgroup);
+        float largest = 0.f;
+        inverse.for_each_block_below(shared.triangle, shared.beta, [&](const TriangleInverse::Transposed& x, int below) {
+            const int block = inverse.warp + below;
+            unsigned parts[2][4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {  // columns g + 8 (i % 2), rows 8 (i / 2) + 2 t and + 1
+                const float low = x[i / 2][i % 2 * 2], high = x[i / 2][i % 2 * 2 + 1];
+                const int row = 8 * (i / 2) + 2 * inverse.t, column = inverse.g + 8 * (i % 2);
+                if (below > 0 || row != column) largest = fmaxf(largest, fabsf(low));
+                if (below > 0 || row + 1 != column) largest = fmaxf(largest, fabsf(high));
+                const float2 norms = pair_at(&shared.factors.key_norm[16 * block + row]);
+                parts[0][i] = pack<kIo>(low * norms.x, high * norms.y);
+                parts[1][i] = pack_residual<kIo>(low * norms.x, high * norms.y, parts[0][i]);
+            }
+#pragma unroll
+            for (int part = 0; part < 2; ++part)
+                stmatrix_x4_trans(inverse.matrix_row(shared.matrices.inverse[part]) + block * kMnMajorStep, parts[part][0],
+                                  parts[part][1], parts[part][2], parts[part][3]);
+        });
+        const bool cancels = __any_sync(0xffffffffu, largest > kCancelThreshold);
+        if (inverse.lane == 0) shared.cancels[inverse.warp] = cancels;
+    }
+
+    // The rare chunks in which entries of T cancel: what rounding has left of the keys of Z, in place of the queries, which
+    // have been stored, as the keys have. Decays and keys are computed and loaded again rather than kept.
+    __device__ __forceinline__ void store_key_residuals(const KdaChunk& chunk, bool scaled) const {
+        if (threadIdx.x == 0) {
+            cute::tma_store_wait<0>();
+            start_tile_loads(chunk, false);
+        }
+        __syncthreads();
+        KdaElements<kConfig> elements(shared);
+        float2 gate[KdaPrepareConfig::kQuarterTokens];
+        elements.load_gates(gate, args.call, chunk);
+        barrier(shared.tiles_full).wait(1);
+        elements.load(gate, args.call, chunk);
+        SwizzledTile* const to = shared.operands.query;
+        if (scaled && elements.quarter >= 2)
+            elements.template store_divided<true>(to, elements.before(2));
+        else
+            elements.template store_backwards<true>(to, elements.after(scaled ? 2 : KdaPrepareConfig::kQuarters));
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ void run(const KdaChunk& chunk, KdaRecord& record, unsigned& flags_of_record) const {
+        using Copy = cute::SM90_BULK_COPY_S2G;
+        constexpr int kRows = kTilesBytes;
+        if (threadIdx.x == 0) {
+            barrier(shared.tiles_full).init(1);
+            cutlass::arch::fence_barrier_init();
+            start_tile_loads(chunk, true);
+        }
+        __syncthreads();  // the barrier is there
+        bool is_large = load_beta(chunk);
+        KdaElements<kConfig> elements(shared);
+        float2 gate[KdaPrepareConfig::kQuarterTokens];
+        elements.load_gates(gate, args.call, chunk);
+        barrier(shared.tiles_full).wait(0);
+        is_large |= KdaScores<kIo>(shared).store_norms(args.call, chunk.tokens);
+        elements.load(gate, args.call, chunk);
+        const float2 total = elements.total();
+        *reinterpret_cast<float2*>(&shared.totals[elements.quarter][elements.channel()]) = total;
+        elements.refresh();
+        const auto any = [](bool found) { return __any_sync(0xffffffffu, found); };
+        constexpr bool kNever = kIo != DType::bf16;  // may reciprocals scale operands
+        const bool medium = any(kNever || !elements.is_slow(total, 2)), fast = any(kNever || !elements.is_slow(total, 1)),
+                   very_fast = fast && any(kNever || !elements.has_reciprocals()),
+                   zero = fast && any(!(total.x > 0.f && total.y > 0.f)) && any(elements.has_zero()),
+                   large = any(is_large || total.x != total.x || total.y != total.y);
+        const unsigned own = (zero ? kFoundZero : 0) | (very_fast ? kFoundVeryFast : 0) | (fast ? kFoundFast : 0) |
+                             (medium ? kFoundMedium : 0) | (large ? kFoundLarge : 0);
+        if (elements.lane == 0) shared.findings[kKdaTiles * elements.quarter + elements.tile] = static_cast<unsigned char>(own);
+        __syncthreads();
+        const unsigned found = findings();
+        if (found & kFoundVeryFast) {
+            KdaScores<kIo>(shared).store_products_of_tokens();
+            __syncthreads();
+        }
+        const bool scaled = !(found & (kFoundVeryFast | kFoundFast | kFoundMedium));
+        if (elements.quarter == 0) {
+            const auto put = [&](float(&to)[kKdaHeadK], float2 x) { *reinterpret_cast<float2*>(&to[elements.channel()]) = x; };
+            put(shared.factors.decay, elements.product_of_totals(0, 4));
+            put(shared.factors.middle, elements.product_of_totals(0, 2));
+            put(shared.update_scale, elements.product_of_totals(2, 4));
+        }
+        if (scaled) {
+            form_scores(elements);
+        } else {
+            if (!(found & (kFoundVeryFast | kFoundFast))) {
+                form_scores_of_halves(elements);
+            } else {
+                form_large_scores(elements);
+                __syncthreads();
+                if (found & kFoundVeryFast)
+                    form_small_scores(elements);
+                else
+                    form_diagonal_scores(elements);
+            }
+            elements.refresh();
+            elements.store_forwards(shared.operands.key, shared.operands.query, 16 * elements.quarter, elements.before());
+            elements.refresh();
+            elements.store_backwards(shared.operands.other_key, elements.after());
+        }
+        if (threadIdx.x < kWarpgroup) invert();
+        cutlass::arch::fence_view_async_shared();
+        __syncthreads();
+        const bool cancels = shared.cancels[0] | shared.cancels[1] | shared.cancels[2] | shared.cancels[3];
+        if (threadIdx.x == 0) {
+            Copy::copy(shared.operands.key, record.key_in, kRows);
+            Copy::copy(shared.operands.query, record.query_in, kRows);
+            Copy::copy(&shared.factors, &record.factors, sizeof(KdaFactors));
+            cute::tma_store_arrive();
+            flags_of_record = (cancels ? kKdaCancels : 0) | (found & kFoundZero ? kKdaResets : 0) | (scaled ? kKdaScaled : 0) |
+                              (found & kFoundLarge ? kKdaOverflows : 0);
+        }
+        if (cancels) [[unlikely]]
+            store_key_residuals(chunk, scaled);
+        KdaProducts<kIo> products(shared);
+        products.multiply(cancels ? shared.operands.query : nullptr, scaled);
+        __syncthreads();
+        products.store();
+        if (cancels) products.store_residuals();
+        cutlass::arch::fence_view_async_shared();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            Copy::copy(shared.operands.other_key, record.update, kRows);
+            Copy::copy(&shared.matrices.scores[0], &record.scores, sizeof(SwizzledTile));
+            if (cancels) {
+                Copy::copy(shared.matrices.inverse, record.update_residual, kRows);
+                Copy::copy(&shared.matrices.scores[1], &record.scores_residual, sizeof(SwizzledTile));
+            }
+            cute::tma_store_arrive();
+            cute::tma_store_wait<0>();
+        }
+    }
+};
+
+template <KdaPrepareConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), 2) kda_prepare(const __grid_constant__ KdaPrepareArgs args) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const int head = static_cast<int>(blockIdx.x), record = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y);
+    if (record >= args.per_head) return;
+    const i64 at = static_cast<i64>(head) * args.per_head + record;
+    KdaChunk chunk;
+    if (!find_kda_chunk(args.call, record, head, chunk)) return;
+    KdaPreparer<kConfig>{*reinterpret_cast<KdaPreparePlan*>(memory), args}.run(chunk, args.records[at], args.flags[at]);
+}
+
+}  // namespace gdn_cuda::gdn
