@@ -103,9 +103,4 @@ __device__ __forceinline__ float sigmoid(float x) {
     return __fdividef(1.f, 1.f + exp_fast(at_most(-x, 88.f)));
 }
 
-// exp(A_log) of a gate with a bound, lower_bound sigmoid(exp(A_log) x): finite, as infinity times 0 is NaN.
-__device__ __forceinline__ float bounded_rate(float A_log) {
-    return at_most(expf(A_log), 3.40282347e38f);
-}
-
 }  // namespace gdn_cuda

@@ -11,6 +11,7 @@
 
 #include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/layers/gating_plan.cuh>
+#include <gdn_cuda/kernels/recurrence/bounded_rate.cuh>
 
 namespace gdn_cuda::layers {
 

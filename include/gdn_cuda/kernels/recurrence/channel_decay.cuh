@@ -1,7 +1,7 @@
 // The decay of one channel of the key from its gate.
 #pragma once
 
-#include <gdn_cuda/kernels/common/numeric.cuh>
+#include <gdn_cuda/kernels/recurrence/bounded_rate.cuh>
 #include <gdn_cuda/kernels/recurrence/channel_gates.cuh>
 
 namespace gdn_cuda::gdn {
