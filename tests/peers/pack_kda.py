@@ -32,7 +32,8 @@ import gdn_cuda.paths
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("fla_core", "einops", "nvidia_cudnn_frontend", "apache_tvm_ffi")
-UNUSED = ("include/*", "*/3rdparty/*", "tvm_ffi/include/*", "*_testing.so", "*/licenses/*", "*/RECORD")
+UNUSED = ("include/*", "*/3rdparty/*", "tvm_ffi/include/*", "*/licenses/*", "*/RECORD")
+CUDA_HOME = os.environ.get("CUDA_HOME", "/usr/local/cuda")
 NVCC = ("nvcc", "-O3", "-std=c++17", "-gencode", "arch=compute_90a,code=sm_90a", "-Xcompiler", "-fPIC")
 # As FlashKDA's setup.py has them
 FLASH_KDA = (
@@ -54,6 +55,13 @@ def run(*command: str | Path, **variables: str) -> None:
     subprocess.run([str(word) for word in command], check=True, env=os.environ | variables)
 
 
+def build(output: Path, *command: str | Path) -> None:
+    """What is there already stays."""
+    if not output.exists():
+        run(*command, "-o", output.with_suffix(".part"))
+        output.with_suffix(".part").rename(output)
+
+
 def unpack(wheels: Path, names: tuple[str, ...], to: Path) -> None:
     for name in names:
         (wheel,) = wheels.glob(f"{name}-*.whl")
@@ -71,16 +79,17 @@ def build_flash_kda(source: Path, made: Path, site: Path) -> None:
         if path.startswith(("csrc/", "flash_kda/")):
             (file := made / "flash_kda" / path).parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(read())
-    here, found = made / "flash_kda", Path(torch.__file__).parent
-    folders = (here / "csrc", gdn_cuda.paths.find_paths()["cutlass_include"], found / "include", sysconfig.get_path("include"))
-    includes = [f"-I{folder}" for folder in (*folders, found / "include/torch/csrc/api/include")]
-    run(*NVCC, *FLASH_KDA, *includes, "-c", here / "csrc/smxx/fwd_launch.cu", "-o", here / "launch.o")
-    options = ("-DTORCH_EXTENSION_NAME=flash_kda_C", "-DTORCH_API_INCLUDE_EXTENSION_H", "-x", "cu", "--expt-relaxed-constexpr")
-    run(*NVCC, *includes, *options, "-c", here / "csrc/flash_kda.cpp", "-o", here / "binding.o")
+    here, found, paths = made / "flash_kda", Path(torch.__file__).parent, gdn_cuda.paths.find_paths()
+    folders = (here / "csrc", paths["cutlass_include"], found / "include", found / "include/torch/csrc/api/include")
+    includes = [f"-I{folder}" for folder in (*folders, sysconfig.get_path("include"))]
+    build(here / "launch.o", *NVCC, *FLASH_KDA, *includes, "-c", here / "csrc/smxx/fwd_launch.cu")
+    defines = ("-DTORCH_EXTENSION_NAME=flash_kda_C", "-DTORCH_API_INCLUDE_EXTENSION_H")
+    options = ("-O2", "-w", "-std=c++17", "-fPIC", *defines, f"-I{CUDA_HOME}/include")
+    build(here / "binding.o", "g++", *options, *includes, "-c", here / "csrc/flash_kda.cpp")
     library = site / f"flash_kda_C{sysconfig.get_config_var('EXT_SUFFIX')}"
     torch_libraries = [f"-l{name}" for name in ("c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda", "torch_python")]
-    objects = (here / "launch.o", here / "binding.o")
-    run("g++", "-shared", "-s", "-o", library, *objects, f"-L{found / 'lib'}", *torch_libraries, *cuda_library())
+    linked = (here / "launch.o", here / "binding.o", f"-L{found / 'lib'}", *torch_libraries, *cuda_library())
+    build(library, "g++", "-shared", "-s", *linked)
     (site / "flash_kda").mkdir(exist_ok=True)
     (site / "flash_kda/__init__.py").write_bytes((here / "flash_kda/__init__.py").read_bytes())
 
@@ -91,8 +100,8 @@ def build_vllm(source: Path, made: Path, site: Path) -> None:
     assert operator, "fused_kda_decode_kernel.cu: expected the operator fused_kda_decode, got none"
     lines = [line for line in kernels.splitlines() if "torch_utils.h" not in line and "cuda_compat.h" not in line]
     (made / "vllm_kda_decode.cu").write_text(VLLM_CHECK + "\n".join(lines))
-    library = site / "libvllm_kda_decode.so"
-    run(*NVCC, "-shared", "-cudart", "shared", "-Xlinker", "-s", "-o", library, made / "vllm_kda_decode.cu")
+    options = ("-shared", "-cudart", "shared", "-Xlinker", "-s")
+    build(site / "libvllm_kda_decode.so", *NVCC, *options, made / "vllm_kda_decode.cu")
 
 
 def build_cute(source: Path, wheels: Path, made: Path, site: Path) -> None:
