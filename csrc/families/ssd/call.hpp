@@ -91,7 +91,7 @@ struct Inputs {
     ChunkSteps* run(SsdArgs& args, bool gated);
     ChunkSteps* run(SsdMmaArgs& args, bool gated);
 
-   private:
+  private:
     jit::TiledTensor tileable_view(const View& view, const Tensor& tensor);
 };
 
