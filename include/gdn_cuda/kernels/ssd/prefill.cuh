@@ -19,10 +19,10 @@
 // Without outputs it computes states: those after sequences with their decays, or those before each chunk; for gradients also
 // from the last chunk to the first.
 //
-// Bound: loads and latency. A step of two heads takes 3500 cycles (measured), 2.0 us, of which loads and stores alone take 1.8
+// Bound: loads and latency. A step of two heads takes 3450 cycles (measured), 2.0 us, of which loads and stores alone take 1.8
 // where all SMs are busy (benchmarks/ssd_tiles.cu) and tensor cores 0.9 (computed): each role is a chain of dependent
-// operations, the longest that of M in the last warp of the scores role.
-// Measured share of the bytes' roof: 36 % for 1 x 8192 tokens of 128 heads, 50 % for 8 x 4096 (docs/kernels/ssd_prefill.md).
+// operations.
+// Measured share of the bytes' roof: 38 % for 1 x 8192 tokens of 128 heads, 54 % for 8 x 4096 (docs/kernels/ssd_prefill.md).
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
