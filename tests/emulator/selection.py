@@ -57,7 +57,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_replay.py::test_raw_gates_of_channels[None-4]": ("gdn/replay",),
     "test_gdn.py::test_a_step[3-72-40-recurrent-state0]": ("gdn/recurrent",),
     "test_trees.py::test_trees_of_any_rows_and_states[33-7]": ("gdn/recurrent_any",),
-    "test_channel_gates.py::test_gates_of_a_layer[-5.0]": ("gdn/recurrent_any",),
+    "test_channel_gates.py::test_gates_of_a_layer[-5.0]": ("gdn/verify",),
     "test_engine_calls.py::test_a_pool[plain-contiguous-True]": ("gdn/move_states",),
     "test_replay.py::test_steps_and_heads[1-1-2]": ("gdn/replay",),
     "test_decode_layer.py::test_layouts_and_heads[heads0-qwen3_next-io0]": ("layers/decode_layer",),

@@ -117,7 +117,7 @@ LAYERS = {
 }
 LAYERS |= {
     f"operators-{layout}{'-verify' * verify}": Composed(
-        by_operators, lambda layout=layout, verify=verify: tokens(layout, torch.float32, verify), POOLS
+        by_operators, lambda layout=layout, verify=verify: tokens(layout, torch.float32, verify), POOLS, optional=("dt_bias",)
     )
     for layout in ("qwen3_next", "qwen3_5", "split")
     for verify in (False, True)

@@ -138,8 +138,14 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
 void run_replay(const ReplayDecode& x) {
     const PreparedReplay prepared = prepare_replay(x);
     const DeviceScope scope(prepared.sequences.query.device_index);
+    const Target target = target_of(x.name, prepared.sequences.query);
+    const int needed = Replay::shared_bytes(replay_config(prepared.problem)),
+              room = jit::device_traits(target.ordinal).shared_bytes_per_block;
+    GDN_REQUIRE(Checks{x.name}, needed <= room, "a",
+                fmt::format("a gate for each head, or fewer tokens, as a block has {} KB of shared memory here", room >> 10),
+                fmt::format("a gate for every channel, which takes {} KB", needed >> 10));
     clear_without_sequences(prepared.sequences, x.out);
-    Replay::run(prepared.problem, prepared.args, target_of(x.name, prepared.sequences.query));
+    Replay::run(prepared.problem, prepared.args, target);
 }
 
 GDN_REGISTER(ReplayDecode, prepare_replay, run_replay)

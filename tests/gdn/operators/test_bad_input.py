@@ -329,7 +329,7 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     ("recurrent-by-engine", "dt_bias", changing(dt_bias=torch.zeros(HV, DK))),
     ("chunked", "gate", lambda x: x | {"gate": x["gate"][..., None].expand(*x["gate"].shape, DK)}),
     ("chunked_summary", "gate", lambda x: x | {"gate": x["gate"][..., None].expand(*x["gate"].shape, x["key"].shape[-1])}),
-    ("decode", "a", lambda x: x | {"a": x["a"][..., None].expand(*x["a"].shape, DK)}),
+    ("decode", "dt_bias", lambda x: x | {"a": x["a"][..., None].expand(*x["a"].shape, DK)}),
     # ranges
     ("recurrent-PREFILL", "inference_mode", changing(inference_mode=3)),
     ("recurrent-PREFILL", "inference_mode", changing(inference_mode=-1)),
