@@ -106,8 +106,8 @@ def _replayed(x: Any, slot: int, bank: int, accepted: int, dtype: torch.dtype) -
             y.to(dtype, copy=True) for y in (x.keys[slot, bank, j], x.updates[slot, j], x.decays[slot, bank, j])
         )
         key = gdn.repeat_heads(key, state.shape[0])
-        of_columns = decay[:, None] if decay.dim() == 2 else decay[:, None, None]
-        state = gdn.decayed(state, of_columns) + update[..., None] * key[:, None]
+        by_column = decay[:, None] if decay.dim() == 2 else decay[:, None, None]
+        state = gdn.decayed(state, by_column) + update[..., None] * key[:, None]
     if accepted:
         x.state_pool[slot] = state.to(x.state_pool.dtype)
     return state

@@ -39,7 +39,7 @@ struct KdaChain : KdaOwner<kConfig> {
     KdaReadAhead ahead;
     unsigned residual_parity = 0;
 
-    // Of the chunk read ahead, uniform for the compiler.
+    // The flags of the chunk read ahead, uniform for the compiler.
     __device__ __forceinline__ unsigned flags() const { return __shfl_sync(0xffffffffu, ahead.flags, 0); }
 
     // From a chunk's state to the next chunk's.

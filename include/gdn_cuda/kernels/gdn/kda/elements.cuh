@@ -291,7 +291,7 @@ struct KdaElements {
         }
         make(decay_of);
     }
-    // Of a multiple of 8 rows.
+    // `row`: a multiple of 8.
     __device__ __forceinline__ unsigned rows_at(const SwizzledTile* tiles, int row) const {
         return shared_address(tiles[tile].bytes) + row * 128 + 4 * lane;
     }

@@ -44,7 +44,7 @@ struct KdaWarp {
     __device__ __forceinline__ static unsigned vector_at(const SwizzledTile* tiles, unsigned row, unsigned vector) {
         return row_vector(tile_row(tiles[vector / 8].bytes, static_cast<int>(row)), static_cast<int>(vector % 8));
     }
-    // Of the lane's pair of accumulators in row g: at multiples of 8 rows and columns.
+    // The offset of the lane's pair of accumulators in row g, at multiples of 8 rows and columns.
     __device__ __forceinline__ unsigned pair_at(const SwizzledTile* tiles, unsigned row, unsigned column) const {
         return shared_address(tiles[column / kTileElements].bytes) + row * 128 + g * 128 +
                (g << 4 ^ column % kTileElements * 2) + 4 * t;
