@@ -128,7 +128,7 @@ def _reference(x: Any) -> Tensor:
     dtype = gdn.promoted_dtype(x.query, x.key, x.value, pool, x.updates)
     scale = x.query.shape[-1] ** -0.5 if x.scale is None else x.scale
     beta, gate = (y.to(dtype) for y in raw_gates_of_call(x))
-    decay = gate.exp() if gate.dim() > beta.dim() else gate.exp()[..., None]  # of columns
+    decay = gate.exp() if gate.dim() > beta.dim() else gate.exp()[..., None]  # for each column
     value, heads = x.value.to(dtype), x.value.shape[-2]
     query, key = (gdn.repeat_heads(y.to(dtype), heads) for y in (x.query, x.key))
     query_scale, key_scale = (

@@ -11,7 +11,7 @@ namespace gdn_cuda::gdn {
 enum class GatePer { head, head_or_channel };  // what an operator takes
 
 struct DecayTensors {
-    const char* name;  // of the gate
+    const char* name;  // the gate's argument
     View gate, A_log, dt_bias;
     std::optional<double> lower_bound = {};
     bool is_linear = false;

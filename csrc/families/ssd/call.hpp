@@ -31,7 +31,7 @@ struct SsdViews {
 };
 
 struct Prepared {
-    View x;  // of the call's SsdViews
+    View x;  // SsdViews'
     DType io;
     int64_t batch, tokens, heads, channels, groups, states, sequences;
     SsdStepsArgs steps;

@@ -71,7 +71,7 @@ struct DecodeArgs {
 
     // With a gate for every channel, whose strides of sequences and heads are those of `gate`.
     ChannelGates channels;
-    GateForms forms;  // of beta
+    GateForms forms;  // how beta is given
 };
 
 }  // namespace gdn_cuda::gdn

@@ -17,8 +17,9 @@
 //
 // fp16 has no range for reciprocals: always the last.
 //
-// Bound: instruction issue. Estimated from the machine code, a chunk takes 17,000 warp instructions with slow decays given as
-// logarithms, 22,500 with medium and 23,300 with fast ones; 1,400 more with a lower bound, 3,400 more with a softplus.
+// Bound: latency (suspected). On an H200 an SM takes 7.1 to 8.2 us for a chunk of a head, where 8192 chunks are prepared
+// (benchmarks/kda_launches.py, ba9820ef); issuing would take 2.3 to 3.2 us: estimated from the machine code, 17,000 warp
+// instructions with slow decays given as logarithms, 22,500 with medium and 23,300 with fast ones.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
@@ -67,7 +68,7 @@ __device__ __forceinline__ bool find_kda_chunk(const GdnCall& call, int record, 
 template <KdaPrepareConfig kConfig>
 struct KdaPreparer {
     static constexpr DType kIo = kConfig.io;
-    static constexpr int kInverseBarrier = 1;  // of four warps
+    static constexpr int kInverseBarrier = 1;  // for the four warps that invert
     static constexpr int kTilesBytes = kKdaTiles * sizeof(SwizzledTile);
 
     KdaPreparePlan& shared;
@@ -98,10 +99,10 @@ struct KdaPreparer {
             if (queries) tma_load(shared.operands.query[i].bytes, args.query, at, full);
         }
     }
-    // Of all warps.
+    // What the warps have found together.
     __device__ __forceinline__ unsigned findings() const {
-        const auto of_warps = *reinterpret_cast<const uint2*>(shared.findings);
-        unsigned all = of_warps.x | of_warps.y;
+        const auto found = *reinterpret_cast<const uint2*>(shared.findings);
+        unsigned all = found.x | found.y;
         all |= all >> 16;
         return (all | all >> 8) & 0xff;
     }

@@ -50,7 +50,7 @@ struct KdaPreparePlan {
     TriangleBlock triangle[kTriangleBlocks];
     KdaFactors factors;
     float totals[KdaPrepareConfig::kQuarters][kKdaHeadK];  // products of a quarter's decays
-    float update_scale[kKdaHeadK];                         // of Z's columns, where the right keys about the middle are its keys
+    float update_scale[kKdaHeadK];                         // for columns of Z, whose keys are the right keys about the middle
     float beta[kChunk];
     float query_key[kChunk];                                              // q.k of each token, where decays are fast
     alignas(8) unsigned char findings[KdaPrepareConfig::threads() / 32];  // KdaFindings of each warp

@@ -103,7 +103,7 @@ struct ReplayArgs {
 
     // With a gate for every channel.
     ChannelGates channels;
-    GateForms forms;  // of beta
+    GateForms forms;  // how beta is given
 };
 inline constexpr int kRowsPerBank = 8;
 
