@@ -15,7 +15,8 @@ bool fits_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors) {
     const int64_t bytes = bytes_of(gate.values.type);
     const auto in_pairs = [&](int64_t stride) { return stride % 2 == 0; };
     const bool gates = prepared.args.channels.channel == 1 && in_pairs(gate.batch) && in_pairs(gate.token) &&
-                       in_pairs(gate.head) && reinterpret_cast<uintptr_t>(gate.values.data) % (2 * bytes) == 0;
+                       gate.token * bytes <= std::numeric_limits<unsigned>::max() && in_pairs(gate.head) &&
+                       reinterpret_cast<uintptr_t>(gate.values.data) % (2 * bytes) == 0;
     return gates && prepared.aligned && sequences.plain() && sequences.dk <= kKdaHeadK && sequences.dv <= kKdaHeadK &&
            jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
            jit::can_tile(tensors.output) && kda_records(sequences) <= std::numeric_limits<int>::max() / kChunk;

@@ -74,17 +74,15 @@ struct KdaPreparer {
     KdaPreparePlan& shared;
     const KdaPrepareArgs& args;
 
+    __device__ __forceinline__ void start_beta_load(RawGates& raw, const KdaChunk& chunk) const {
+        const int token = min(static_cast<int>(threadIdx.x), chunk.tokens - 1);
+        raw.load_beta(args.call, scalar_offset(args.call.beta, chunk.sequence, chunk.first + token, chunk.head));
+    }
     // Returns whether it is too large.
-    __device__ __forceinline__ bool load_beta(const KdaChunk& chunk) const {
+    __device__ __forceinline__ bool store_beta(const RawGates& raw, const KdaChunk& chunk) const {
         const int token = static_cast<int>(threadIdx.x);
         if (token >= kChunk) return false;
-        float beta = 0.f;
-        if (token < chunk.tokens) {
-            const GdnCall& call = args.call;
-            RawGates gates;
-            gates.load_beta(call, scalar_offset(call.beta, chunk.sequence, chunk.first + token, chunk.head));
-            beta = gates.beta_of(call, call.forms);
-        }
+        const float beta = token < chunk.tokens ? raw.beta_of(args.call, args.call.forms) : 0.f;
         shared.beta[token] = beta;
         return !(fabsf(beta) < kKdaLargest);
     }
@@ -223,10 +221,10 @@ struct KdaPreparer {
         }
         __syncthreads();
         KdaElements<kConfig> elements(shared);
-        float2 gate[KdaPrepareConfig::kQuarterTokens];
-        elements.load_gates(gate, args.call, chunk);
+        typename KdaElements<kConfig>::Gates gates;
+        elements.load_gates(gates, args.call, chunk);
         barrier(shared.tiles_full).wait(1);
-        elements.load(gate, args.call, chunk);
+        elements.load(gates, args.call, chunk);
         SwizzledTile* const to = shared.operands.query;
         if (scaled && elements.quarter >= 2)
             elements.template store_divided<true>(to, elements.before(2));
@@ -243,14 +241,16 @@ struct KdaPreparer {
             cutlass::arch::fence_barrier_init();
             start_tile_loads(chunk, true);
         }
-        __syncthreads();  // the barrier is there
-        bool is_large = load_beta(chunk);
         KdaElements<kConfig> elements(shared);
-        float2 gate[KdaPrepareConfig::kQuarterTokens];
-        elements.load_gates(gate, args.call, chunk);
+        typename KdaElements<kConfig>::Gates gates;
+        RawGates beta;
+        elements.load_gates(gates, args.call, chunk);
+        start_beta_load(beta, chunk);
+        __syncthreads();  // the barrier is there
+        bool is_large = store_beta(beta, chunk);
         barrier(shared.tiles_full).wait(0);
         is_large |= KdaScores<kIo>(shared).store_norms(args.call, chunk.tokens);
-        elements.load(gate, args.call, chunk);
+        elements.load(gates, args.call, chunk);
         const float2 total = elements.total();
         *reinterpret_cast<float2*>(&shared.totals[elements.quarter][elements.channel()]) = total;
         elements.refresh();

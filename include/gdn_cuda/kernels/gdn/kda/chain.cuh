@@ -22,43 +22,48 @@ struct KdaChain : KdaOwner<kConfig> {
         load_state(*this, initial_state(*this));
         warpgroup_fence_operand(state);
         read_ahead(*this, ahead, 0);
-        round_for_chunk(*this, 0, flags());
+        round_for_chunk(*this, 0, ahead.flags);
         hand_over_state(*this);
-        const int chunks = work.tokens.chunks;
 #pragma unroll 1
         for (int chunk = 0, checked = -1;;) {
             chunk = run_chunks(chunk, checked);
             if (chunk >= chunks) break;
             checked = chunk;
-            if (products_may_overflow(*this, ahead.values, flags())) run_by_tokens(chunk++);
+            if (products_may_overflow(*this, ahead.values, ahead.flags)) run_by_tokens(chunk++);
         }
         store_state(*this, final_state(*this));
     }
 
   private:
+    const int chunks = work.tokens.chunks;
     KdaReadAhead ahead;
     unsigned residual_parity = 0;
+    int next_checkpoint = find_checkpoint(0);
 
-    // The flags of the chunk read ahead, uniform for the compiler.
-    __device__ __forceinline__ unsigned flags() const { return __shfl_sync(0xffffffffu, ahead.flags, 0); }
-
+    // The first chunk from `chunk` on whose state is a checkpoint.
+    __device__ __forceinline__ int find_checkpoint(int chunk) const {
+        if (this->args.call.steps.data == nullptr) return chunks;
+        while (chunk < chunks && !ends_checkpoint(*this, chunk)) ++chunk;
+        return chunk;
+    }
     // From a chunk's state to the next chunk's.
     __device__ __forceinline__ void finish_chunk(int chunk) {
-        if (ends_checkpoint(*this, chunk)) [[unlikely]]
+        if (chunk == next_checkpoint) [[unlikely]] {
             store_state(*this, checkpoint(*this, chunk));
-        if (chunk + 1 < work.tokens.chunks) round_for_chunk(*this, chunk + 1, flags());
+            next_checkpoint = find_checkpoint(chunk + 1);
+        }
+        if (chunk + 1 < chunks) round_for_chunk(*this, chunk + 1, ahead.flags);
         this->release(PipelineStage<kConfig.stages>(chunk).index);
         hand_over_state(*this);
     }
     // Stops before a chunk that resets the state, unless it is `checked`, and returns where it stopped: matrix products may
     // spread NaN over it. With wgmmas in flight at a loop's exit, ptxas would serialise all of them.
     __device__ __forceinline__ int run_chunks(int chunk, int checked) {
-        const int chunks = work.tokens.chunks;
 #pragma unroll 1
         for (; chunk < chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
             auto& stage = shared.stages[current.index];
-            const unsigned now = flags();
+            const unsigned now = ahead.flags;
             if (now & kKdaResets && chunk != checked) [[unlikely]]
                 break;
             TokenOperand x;
@@ -74,8 +79,9 @@ struct KdaChain : KdaOwner<kConfig> {
             if (cancels) [[unlikely]]
                 arrive_by_warp(*this, shared.tiles_read);
             hand_over_values(*this, x);
-            barrier(shared.state_empty).wait(chunk & 1);
+            const bool is_empty = barrier(shared.state_empty).try_wait(chunk & 1);  // beside the next wait, which takes as long
             if (chunk + 1 < chunks) read_ahead(*this, ahead, chunk + 1);
+            if (!is_empty) barrier(shared.state_empty).wait(chunk & 1);
             wait_for_product(state);
             if (cancels) [[unlikely]] {
                 barrier(shared.residual_full).wait(residual_parity);
@@ -95,7 +101,7 @@ struct KdaChain : KdaOwner<kConfig> {
         if (thread == 0) shared.by_tokens = true;
         arrive_by_warp(*this, shared.products_queued);
         arrive_by_warp(*this, shared.values_full);
-        if (flags() & kKdaCancels) {
+        if (ahead.flags & kKdaCancels) {
             arrive_by_warp(*this, shared.tiles_read);
             barrier(shared.residual_full).wait(residual_parity);
             residual_parity ^= 1;
@@ -105,7 +111,7 @@ struct KdaChain : KdaOwner<kConfig> {
         store_output(*this, chunk, stage.value);
         if (thread == 0) shared.by_tokens = false;
         barrier(shared.state_empty).wait(chunk & 1);
-        if (chunk + 1 < work.tokens.chunks) read_ahead(*this, ahead, chunk + 1);
+        if (chunk + 1 < chunks) read_ahead(*this, ahead, chunk + 1);
         finish_chunk(chunk);
     }
 };

@@ -20,7 +20,7 @@ template <class Owner>
 __device__ __forceinline__ void read_ahead(const Owner& own, KdaReadAhead& next, int chunk) {
     const PipelineStage<Owner::kConfig.stages> at(chunk);
     barrier(own.shared.stage_full[at.index]).wait(at.parity);
-    next.flags = load_shared_word(shared_address(&own.shared.flags[at.index]));
+    next.flags = __shfl_sync(0xffffffffu, own.shared.flags[at.index], 0);  // uniform for the compiler
     load_operand(next.values, own.shared.stages[at.index].value, own);
     read_factors(next.key_norm, own.shared.factors[at.index].key_norm, own.t);
 }

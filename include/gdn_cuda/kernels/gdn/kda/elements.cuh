@@ -43,23 +43,43 @@ struct KdaElements {
     }
     __device__ __forceinline__ int channel() const { return kTileElements * tile + 2 * lane; }
 
-    // Gates; then keys and queries, which are in their tiles by then. Tokens past the end, and channels past dk, have zeros and
-    // a decay of 1.
-    __device__ __forceinline__ void load_gates(float2 (&gate)[kTokens], const GdnCall& call, const KdaChunk& chunk) const {
-        const int tokens = tokens_of(call, chunk);
-        const Gate* at = static_cast<const Gate*>(call.gate.values.data) + chunk.sequence * call.gate.batch +
-                         (chunk.first + kTokens * quarter) * call.gate.token + chunk.head * call.gate.head + channel();
+    // A thread's gates, unconverted, so that all loads are in flight at once. Those of tokens past the end, and of channels past
+    // dk, are others'.
+    struct Gates {
+        using Pair = cute::conditional_t<kConfig.gate == DType::f32, float2, unsigned>;
+        Pair gate[kTokens];
+        unsigned A_log, dt_bias[2];
+
+        __device__ __forceinline__ float2 at(int i) const {
+            if constexpr (kConfig.gate == DType::f32)
+                return gate[i];
+            else
+                return unpack<kConfig.gate>(gate[i]);
+        }
+    };
+    __device__ __forceinline__ void load_gates(Gates& gates, const GdnCall& call, const KdaChunk& chunk) const {
+        const int column = channel() < call.dk ? channel() : 0;
+        const Gate* const first = static_cast<const Gate*>(call.gate.values.data) + chunk.sequence * call.gate.batch +
+                                  chunk.first * call.gate.token + chunk.head * call.gate.head + column;
+        const auto step = static_cast<unsigned>(call.gate.token * static_cast<i64>(sizeof(Gate)));  // fits_kda_chunks
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
-            gate[i] = {};
-            if (i < tokens) gate[i] = load_gate(at);
-            at += call.gate.token;
+            const auto token = static_cast<unsigned>(min(kTokens * quarter + i, chunk.tokens - 1));
+            gates.gate[i] = *reinterpret_cast<const typename Gates::Pair*>(reinterpret_cast<const char*>(first) +
+                                                                           static_cast<unsigned long long>(token) * step);
         }
+        gates.A_log = call.A_log.data == nullptr ? 0u : load_raw(call.A_log, chunk.head);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            gates.dt_bias[i] =
+                call.dt_bias.data == nullptr ? 0u : load_raw(call.dt_bias, chunk.head * call.channels.bias_head + column + i);
     }
-    __device__ __forceinline__ void load(float2 (&gate)[kTokens], const GdnCall& call, const KdaChunk& chunk) {
+    // Decays, and keys and queries, which are in their tiles by then. Tokens past the end, and channels past dk, have zeros and
+    // a decay of 1.
+    __device__ __forceinline__ void load(const Gates& gates, const GdnCall& call, const KdaChunk& chunk) {
         const int tokens = tokens_of(call, chunk);
         with_channel_gate(call.channels.form,
-                          [&]<ChannelGate kForm>() { this->template make_decays<kForm>(call, chunk.head, gate); });
+                          [&]<ChannelGate kForm>() { this->template make_decays<kForm>(call, gates); });
         const unsigned keys = rows_at(shared.operands.key, kTokens * quarter),
                        queries = rows_at(shared.operands.query, kTokens * quarter);
 #pragma unroll
@@ -264,32 +284,25 @@ struct KdaElements {
     __device__ __forceinline__ int tokens_of(const GdnCall& call, const KdaChunk& chunk) const {
         return channel() < call.dk ? chunk.tokens - kTokens * quarter : 0;
     }
-    __device__ __forceinline__ static float2 load_gate(const Gate* at) {
-        if constexpr (kConfig.gate == DType::f32)
-            return pair_at(at);
-        else
-            return unpack<kConfig.gate>(*reinterpret_cast<const unsigned*>(at));
-    }
     template <ChannelGate kForm>
-    __device__ __forceinline__ void make_decays(const GdnCall& call, int head, float2 (&gate)[kTokens]) {
-        constexpr bool kRaw = kForm == ChannelGate::softplus || kForm == ChannelGate::bounded;
-        const ChannelDecay<kForm> decay_of(kRaw && call.A_log.data != nullptr ? load_float(call.A_log, head) : 0.f,
-                                           call.channels.lower_bound);
-        if (kRaw && call.dt_bias.data != nullptr && channel() < call.dk) {
-            const i64 at = head * call.channels.bias_head + channel();
-            const float2 bias{load_float(call.dt_bias, at), load_float(call.dt_bias, at + 1)};
+    __device__ __forceinline__ void make_decays(const GdnCall& call, const Gates& gates) {
+        const ChannelDecay<kForm> decay_of(to_float(gates.A_log, call.A_log.type), call.channels.lower_bound);
+        const auto make = [&](float2 bias, auto&& of) {
 #pragma unroll
-            for (float2& each : gate) each = {each.x + bias.x, each.y + bias.y};
-        }
-        const auto make = [&](auto&& of) {
-#pragma unroll
-            for (int i = 0; i < kTokens; ++i) decay[i] = {of(gate[i].x), of(gate[i].y)};
+            for (int i = 0; i < kTokens; ++i) {
+                const float2 gate = gates.at(i);
+                decay[i] = {of(gate.x + bias.x), of(gate.y + bias.y)};
+            }
         };
-        if constexpr (kForm == ChannelGate::softplus) {
-            if (decay_of.rate_log <= ChannelDecay<kForm>::kLargestPlainRateLog)
-                return make([&](float x) { return exp2_fast(decay_of.rate * channel_softplus(x)); });
+        if constexpr (kForm == ChannelGate::softplus || kForm == ChannelGate::bounded) {
+            const float2 bias{to_float(gates.dt_bias[0], call.dt_bias.type), to_float(gates.dt_bias[1], call.dt_bias.type)};
+            if (kForm == ChannelGate::softplus && decay_of.rate_log <= ChannelDecay<kForm>::kLargestPlainRateLog)
+                make(bias, [&](float x) { return exp2_fast(decay_of.rate * channel_softplus(x)); });
+            else
+                make(bias, decay_of);
+        } else {
+            make({}, decay_of);
         }
-        make(decay_of);
     }
     // `row`: a multiple of 8.
     __device__ __forceinline__ unsigned rows_at(const SwizzledTile* tiles, int row) const {
