@@ -134,7 +134,7 @@ struct KdaPreparer {
         elements.refresh();
         elements.store_around_border(shared.operands, follows, follows ? elements.before(2) : elements.after(2));
         __syncthreads();
-        KdaScores<kIo>(shared).template multiply_blocks<4>();
+        KdaScores<kIo>(shared).multiply_blocks();
         __syncthreads();
     }
     // By two: between halves of the chunk, then within them.
@@ -152,7 +152,7 @@ struct KdaPreparer {
         elements.refresh();
         elements.store_around_border(operands, quarter % 2 == 1, {1.f, 1.f});
         __syncthreads();
-        KdaScores<kIo>(shared).template multiply_blocks<2>();
+        KdaScores<kIo>(shared).multiply_blocks_of_halves();
         __syncthreads();
     }
     __device__ __forceinline__ void form_diagonal_scores(KdaElements<kConfig>& elements) const {
@@ -237,6 +237,7 @@ struct KdaPreparer {
         using Copy = cute::SM90_BULK_COPY_S2G;
         constexpr int kRows = kTilesBytes;
         if (threadIdx.x == 0) {
+            shared.chunk = chunk;
             barrier(shared.tiles_full).init(1);
             cutlass::arch::fence_barrier_init();
             start_tile_loads(chunk, true);
@@ -247,9 +248,9 @@ struct KdaPreparer {
         elements.load_gates(gates, args.call, chunk);
         start_beta_load(beta, chunk);
         __syncthreads();  // the barrier is there
-        bool is_large = store_beta(beta, chunk);
         barrier(shared.tiles_full).wait(0);
-        is_large |= KdaScores<kIo>(shared).store_norms(args.call, chunk.tokens);
+        bool is_large = KdaScores<kIo>(shared).store_norms(args.call, chunk.tokens);
+        is_large |= store_beta(beta, chunk);
         elements.load(gates, args.call, chunk);
         const float2 total = elements.total();
         *reinterpret_cast<float2*>(&shared.totals[elements.quarter][elements.channel()]) = total;
@@ -307,7 +308,7 @@ struct KdaPreparer {
                               (found & kFoundLarge ? kKdaOverflows : 0);
         }
         if (cancels) [[unlikely]]
-            store_key_residuals(chunk, scaled);
+            store_key_residuals(shared.chunk, scaled);
         KdaProducts<kIo> products(shared);
         products.multiply(cancels ? shared.operands.query : nullptr, scaled);
         __syncthreads();

@@ -15,13 +15,6 @@ __device__ __forceinline__ float2 times(float2 a, float2 b) {
     return {a.x * b.x, a.y * b.y};
 }
 
-// A chunk of a value head.
-struct KdaChunk {
-    int sequence, head, key_head;
-    i64 first;   // token, along the token stride
-    int tokens;  // up to 64
-};
-
 template <KdaPrepareConfig kConfig>
 struct KdaElements {
     static constexpr DType kIo = kConfig.io;
@@ -48,7 +41,7 @@ struct KdaElements {
     struct Gates {
         using Pair = cute::conditional_t<kConfig.gate == DType::f32, float2, unsigned>;
         Pair gate[kTokens];
-        unsigned A_log, dt_bias[2];
+        RawElement A_log, dt_bias[2];
 
         __device__ __forceinline__ float2 at(int i) const {
             if constexpr (kConfig.gate == DType::f32)
@@ -68,11 +61,10 @@ struct KdaElements {
             gates.gate[i] = *reinterpret_cast<const typename Gates::Pair*>(reinterpret_cast<const char*>(first) +
                                                                            static_cast<unsigned long long>(token) * step);
         }
-        gates.A_log = call.A_log.data == nullptr ? 0u : load_raw(call.A_log, chunk.head);
+        if (call.A_log.data != nullptr) gates.A_log.load(call.A_log, chunk.head);
+        if (call.dt_bias.data == nullptr) return;
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-            gates.dt_bias[i] =
-                call.dt_bias.data == nullptr ? 0u : load_raw(call.dt_bias, chunk.head * call.channels.bias_head + column + i);
+        for (int i = 0; i < 2; ++i) gates.dt_bias[i].load(call.dt_bias, chunk.head * call.channels.bias_head + column + i);
     }
     // Decays, and keys and queries, which are in their tiles by then. Tokens past the end, and channels past dk, have zeros and
     // a decay of 1.
@@ -286,7 +278,7 @@ struct KdaElements {
     }
     template <ChannelGate kForm>
     __device__ __forceinline__ void make_decays(const GdnCall& call, const Gates& gates) {
-        const ChannelDecay<kForm> decay_of(to_float(gates.A_log, call.A_log.type), call.channels.lower_bound);
+        const ChannelDecay<kForm> decay_of(gates.A_log.to_float(call.A_log.type), call.channels.lower_bound);
         const auto make = [&](float2 bias, auto&& of) {
 #pragma unroll
             for (int i = 0; i < kTokens; ++i) {
@@ -295,7 +287,7 @@ struct KdaElements {
             }
         };
         if constexpr (kForm == ChannelGate::softplus || kForm == ChannelGate::bounded) {
-            const float2 bias{to_float(gates.dt_bias[0], call.dt_bias.type), to_float(gates.dt_bias[1], call.dt_bias.type)};
+            const float2 bias{gates.dt_bias[0].to_float(call.dt_bias.type), gates.dt_bias[1].to_float(call.dt_bias.type)};
             if (kForm == ChannelGate::softplus && decay_of.rate_log <= ChannelDecay<kForm>::kLargestPlainRateLog)
                 make(bias, [&](float x) { return exp2_fast(decay_of.rate * channel_softplus(x)); });
             else

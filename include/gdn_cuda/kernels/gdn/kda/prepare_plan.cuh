@@ -29,6 +29,13 @@ enum KdaFindings : unsigned {
     kFoundLarge = 16,  // what becomes kKdaOverflows
 };
 
+// A chunk of a value head.
+struct KdaChunk {
+    int sequence, head, key_head;
+    i64 first;   // token, along the token stride
+    int tokens;  // up to 64
+};
+
 struct KdaPreparePlan {
     // Operands of 64 tokens, one use after another (kda_prepare.cuh):
     //     the chunk as loaded   keys | - | queries
@@ -56,6 +63,7 @@ struct KdaPreparePlan {
     alignas(8) unsigned char findings[KdaPrepareConfig::threads() / 32];  // KdaFindings of each warp
     unsigned cancels[kChunk / 16];  // by column of blocks, whether T has an entry that cancels
     unsigned long long tiles_full;  // keys and queries are there
+    KdaChunk chunk;                 // for code that rarely runs, which would cost registers elsewhere
 };
 static_assert(sizeof(KdaPreparePlan) <= 112 * 1024);  // two blocks a multiprocessor
 

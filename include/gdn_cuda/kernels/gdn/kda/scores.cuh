@@ -47,26 +47,53 @@ struct KdaScores : KdaWarp {
             for (unsigned i = 0; i < 2; ++i) shared.query_key[16 * warp + g + 8 * i] = products[i];
     }
 
-    // All scores within the chunk (kBlocks 4) or its halves (2): 16 rows of keys or queries a warp.
-    template <unsigned kBlocks>
+    // All scores within the chunk: ten blocks of 16 x 16 of keys, as many of queries. Of four warps each has two blocks of a row,
+    // and two of them a third.
     __device__ __forceinline__ void multiply_blocks() const {
         const bool queries = warp >= 4;
-        const unsigned row = warp % 4;
+        const unsigned part = warp % 4, row = part == 0 ? 3 : 4 - part, first = part == 1 ? 2 : 0, third = part == 2 ? 2 : 0;
+        const bool has_third = part >= 2;
         const auto& operands = shared.operands;
         const OperandRow left((queries ? operands.query : operands.key), 16 * row + left_row(), left_vector()),
             right(operands.other_key, right_row(), right_vector());
-        const unsigned first = row / kBlocks * kBlocks;
-        float sums[kBlocks][2][4] = {};
+        float sums[3][2][4] = {};
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             unsigned a[4];
             ldmatrix_x4(a, left.at(step));
 #pragma unroll
-            for (unsigned i = 0; i < kBlocks; ++i)
+            for (unsigned i = 0; i < 2; ++i) multiply_step(sums[i], a, right.at(step) + (first + i) * kMnMajorStep);
+            if (!has_third) continue;
+            ldmatrix_x4(a, left.at(step) - (row - third) * kMnMajorStep);
+            multiply_step(sums[2], a, right.at(step) + third * kMnMajorStep);
+        }
+#pragma unroll
+        for (unsigned i = 0; i < 2; ++i) {
+            if (first + i == row) clear_above_diagonal(sums[i]);
+            store(queries, 16 * row, 16 * (first + i), sums[i]);
+        }
+        if (!has_third) return;
+        clear_above_diagonal(sums[2]);
+        store(queries, 16 * third, 16 * third, sums[2]);
+    }
+    // Scores within the chunk's halves: a row of blocks a warp.
+    __device__ __forceinline__ void multiply_blocks_of_halves() const {
+        const bool queries = warp >= 4;
+        const unsigned row = warp % 4, first = row / 2 * 2;
+        const auto& operands = shared.operands;
+        const OperandRow left(queries ? operands.query : operands.key, 16 * row + left_row(), left_vector()),
+            right(operands.other_key, right_row(), right_vector());
+        float sums[2][2][4] = {};
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            unsigned a[4];
+            ldmatrix_x4(a, left.at(step));
+#pragma unroll
+            for (unsigned i = 0; i < 2; ++i)
                 if (first + i <= row) multiply_step(sums[i], a, right.at(step) + (first + i) * kMnMajorStep);
         }
 #pragma unroll
-        for (unsigned i = 0; i < kBlocks; ++i) {
+        for (unsigned i = 0; i < 2; ++i) {
             if (first + i > row) continue;
             if (first + i == row) clear_above_diagonal(sums[i]);
             store(queries, 16 * row, 16 * (first + i), sums[i]);
