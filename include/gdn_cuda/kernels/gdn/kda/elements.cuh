@@ -36,8 +36,8 @@ struct KdaElements {
     }
     __device__ __forceinline__ int channel() const { return kTileElements * tile + 2 * lane; }
 
-    // A thread's gates, unconverted, so that all loads are in flight at once. Those of tokens past the end, and of channels past
-    // dk, are others'.
+    // A thread's gates, unconverted, so that all loads are in flight at once. Those of tokens past the end, and of channels
+    // past dk, are others'.
     struct Gates {
         using Pair = cute::conditional_t<kConfig.gate == DType::f32, float2, unsigned>;
         Pair gate[kTokens];
@@ -70,8 +70,7 @@ struct KdaElements {
     // a decay of 1.
     __device__ __forceinline__ void load(const Gates& gates, const GdnCall& call, const KdaChunk& chunk) {
         const int tokens = tokens_of(call, chunk);
-        with_channel_gate(call.channels.form,
-                          [&]<ChannelGate kForm>() { this->template make_decays<kForm>(call, gates); });
+        with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() { this->template make_decays<kForm>(call, gates); });
         const unsigned keys = rows_at(shared.operands.key, kTokens * quarter),
                        queries = rows_at(shared.operands.query, kTokens * quarter);
 #pragma unroll

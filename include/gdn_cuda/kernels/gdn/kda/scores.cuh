@@ -47,8 +47,8 @@ struct KdaScores : KdaWarp {
             for (unsigned i = 0; i < 2; ++i) shared.query_key[16 * warp + g + 8 * i] = products[i];
     }
 
-    // All scores within the chunk: ten blocks of 16 x 16 of keys, as many of queries. Of four warps each has two blocks of a row,
-    // and two of them a third.
+    // All scores within the chunk: ten blocks of 16 x 16 of keys, as many of queries. Of four warps each has two blocks of a
+    // row, and two of them a third.
     __device__ __forceinline__ void multiply_blocks() const {
         const bool queries = warp >= 4;
         const unsigned part = warp % 4, row = part == 0 ? 3 : 4 - part, first = part == 1 ? 2 : 0, third = part == 2 ? 2 : 0;
