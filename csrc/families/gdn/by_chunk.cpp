@@ -40,7 +40,7 @@ KernelChoice choose_kernel_of_channels(const Prepared& prepared, const PrefillTe
                               !is_hopper                           ? "the GPU is not a Hopper"
                               : wanted != WantedPrefill::automatic ? fmt::format("GDN_PREFILL={}", name_of(wanted))
                                                                    : "tensor cores take rows and gates that start on 16 bytes, "
-                                                                     "a token or more, and dk and dv up to 128")
+                                                                     "a token or more, and dk up to 128")
                 : ""};
 }
 

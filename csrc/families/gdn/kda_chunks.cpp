@@ -7,6 +7,7 @@
 
 #include "../../operators/operator.hpp"
 #include "by_chunk.hpp"
+#include "chunk_inputs.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {
@@ -23,6 +24,8 @@ bool carries_in_final_states(const Prepared& prepared) {
 }  // namespace
 
 int kda_window(int64_t positions, int heads, int multiprocessors) {
+    if (const int wanted = kKdaWindowVariable.value(); wanted > 0)
+        return static_cast<int>(std::min<int64_t>(wanted, positions));
     const int64_t most = std::clamp<int64_t>(kMostBytesInL2 / (kRecordBytesInL2 * std::max(heads, 1)), 1, positions),
                   at_once = kPreparersPerMultiprocessor * multiprocessors;
     const auto fill = [&](int64_t window) {
@@ -66,13 +69,8 @@ KdaWorkspace KdaWorkspaceSize::at(void* memory) const {
 
 bool fits_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors) {
     const Sequences& sequences = prepared.sequences;
-    const Scalars& gate = prepared.args.gate;
-    const int64_t bytes = bytes_of(gate.values.type);
-    const auto in_pairs = [&](int64_t stride) { return stride % 2 == 0; };
-    const bool gates = prepared.args.channels.channel == 1 && in_pairs(gate.batch) && in_pairs(gate.token) &&
-                       in_pairs(gate.head) && reinterpret_cast<uintptr_t>(gate.values.data) % (2 * bytes) == 0;
-    return gates && sequences.tokens > 0 && prepared.aligned && sequences.plain() && sequences.dk <= kKdaHeadK &&
-           sequences.dv <= kKdaHeadK && jit::can_tile(tensors.query) && jit::can_tile(tensors.key) &&
+    return has_paired_channel_gates(prepared) && sequences.tokens > 0 && prepared.aligned && sequences.plain() &&
+           sequences.dk <= kKdaHeadK && jit::can_tile(tensors.query) && jit::can_tile(tensors.key) &&
            jit::can_tile(tensors.value) && jit::can_tile(tensors.output) &&
            kda_positions(sequences) <= std::numeric_limits<int>::max() / kChunk;
 }
@@ -118,7 +116,7 @@ void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, con
             static_cast<int>(std::min<int64_t>(window, positions - first));
         if (launches.prepares) KdaPrepare::run(sequences.io, prepare, target);
         if (launches.owns) KdaOwn::run(sequences.io, own, target);
-        if (target.is_explained()) [[unlikely]] {
+        if (explaining()) [[unlikely]] {
             remark(fmt::format("{} windows of chunks, each in these launches", ceil_div(positions, int64_t{window})));
             break;
         }
@@ -164,7 +162,7 @@ void run_chunks(const KdaChunks& x) {
     const Prepared prepared = prepare_chunks(x);
     const PrefillTensors tensors = tensors_of(prepared);
     const Checks check{x.name};
-    GDN_REQUIRE(check, fits_kda_chunks(prepared, tensors), "query", "rows that start on 16 bytes, dk and dv up to 128",
+    GDN_REQUIRE(check, fits_kda_chunks(prepared, tensors), "query", "rows that start on 16 bytes, dk up to 128",
                 shape_text(View(x.query)));
     const DeviceScope scope(prepared.sequences.query.device_index);
     const Target target = target_of(x.name, prepared.sequences.query);
