@@ -23,41 +23,25 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
+#include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
 #include <gdn_cuda/kernels/common/tma.cuh>
-#include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/gdn/kda/elements.cuh>
 #include <gdn_cuda/kernels/gdn/kda/products.cuh>
 #include <gdn_cuda/kernels/gdn/kda/scores.cuh>
+#include <gdn_cuda/kernels/gdn/kda/window.cuh>
 #include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
 
 namespace gdn_cuda::gdn {
 
-__device__ __forceinline__ int chunks_in(int tokens) {
-    return (tokens + kChunk - 1) / kChunk;
-}
-// The chunk of a record: of the last sequence whose records begin at or before it. False if it has none.
-__device__ __forceinline__ bool find_kda_chunk(const GdnCall& call, int record, int head, KdaChunk& chunk) {
-    const bool packed = call.cu_seqlens.data != nullptr;
-    int sequence = 0;
-    if (packed) {
-        int last = call.sequences - 1;
-        while (sequence < last) {
-            const int middle = sequence + (last - sequence + 1) / 2;
-            const Span span = span_of(call.cu_seqlens, middle, call.tokens);
-            if (first_kda_record(true, middle, static_cast<int>(span.start), 0) <= record)
-                sequence = middle;
-            else
-                last = middle - 1;
-        }
-    } else {
-        sequence = static_cast<int>(static_cast<unsigned>(record) / static_cast<unsigned>(chunks_in(call.tokens)));
-    }
+// False if the record has no tokens.
+__device__ __forceinline__ bool find_kda_chunk(const KdaWindowCall& call, int record, int head, KdaChunk& found) {
+    int sequence, chunk;
+    if (!find_kda_place(call, call.window, record, sequence, chunk)) return false;
     const Span span = span_of(call.cu_seqlens, sequence, call.tokens);
-    const int first =
-        (record - first_kda_record(packed, sequence, static_cast<int>(span.start), chunks_in(span.length))) * kChunk;
-    if (first < 0 || first >= span.length) return false;
-    chunk = {.sequence = packed ? 0 : sequence,
+    const int first = chunk * kChunk;
+    if (first >= span.length) return false;
+    found = {.sequence = call.cu_seqlens.data != nullptr ? 0 : sequence,
              .head = head,
              .key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(call.heads_per_key)),
              .first = span.start + first,
@@ -333,11 +317,14 @@ template <KdaPrepareConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 2) kda_prepare(const __grid_constant__ KdaPrepareArgs args) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const int head = static_cast<int>(blockIdx.x), record = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y);
-    if (record >= args.per_head) return;
-    const i64 at = static_cast<i64>(head) * args.per_head + record;
     KdaChunk chunk;
-    if (!find_kda_chunk(args.call, record, head, chunk)) return;
-    KdaPreparer<kConfig>{*reinterpret_cast<KdaPreparePlan*>(memory), args}.run(chunk, args.records[at], args.flags[at]);
+    if (record < args.per_head && find_kda_chunk(args.call, record, head, chunk)) {
+        const i64 at = static_cast<i64>(head) * args.per_head + record;
+        KdaPreparer<kConfig>{*reinterpret_cast<KdaPreparePlan*>(memory), args}.run(chunk, args.records[at], args.flags[at]);
+    }
+    // Blocks run beside those that own states in the window before, and write records that nobody reads any more. One of them
+    // waits, so that the launch ends after theirs.
+    if (blockIdx.x + blockIdx.y + blockIdx.z == 0) wait_on_dependent_grids();
 }
 
 }  // namespace gdn_cuda::gdn

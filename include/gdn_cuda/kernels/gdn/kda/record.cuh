@@ -46,9 +46,4 @@ enum KdaFlags : unsigned {
 
 constexpr float kKdaLargest = 1e18f;  // 128 products of two smaller values sum to a finite one
 
-// Where a sequence's records begin among a head's: two packed sequences never share one.
-GDN_HOST_DEVICE constexpr int first_kda_record(bool packed, int sequence, int start, int chunks) {
-    return packed ? start / kChunk + sequence : sequence * chunks;
-}
-
 }  // namespace gdn_cuda::gdn
