@@ -25,16 +25,19 @@ def time_call(kind: str, heads: int, tokens: int, sequences: int) -> float:
     raw = gates(kind, tokens, heads, rng)
     gate = raw.pop("gate").expand(sequences, -1, -1, -1).contiguous()
     state = torch.zeros(sequences, heads, 128, 128, device=DEVICE)
-    return microseconds(lambda: gdn_cuda.chunked_forward(query, key, value, beta, gate, state, use_qk_l2norm=True, **raw))
+
+    def call() -> None:
+        gdn_cuda.chunked_forward(query, key, value, beta, gate, state, use_qk_l2norm=True, **raw)
+
+    return microseconds(call)
 
 
 def main() -> None:
     print(f"{torch.cuda.get_device_name()}, window {os.environ.get('GDN_KDA_WINDOW', 'auto')}")
     for kind in ("init", "heavy"):
         for heads, tokens, sequences in SHAPES:
-            print(
-                f"{kind:8} {heads:3} heads {sequences}×{tokens:5} {time_call(kind, heads, tokens, sequences):8.1f}", flush=True
-            )
+            us = time_call(kind, heads, tokens, sequences)
+            print(f"{kind:8} {heads:3} heads {sequences}×{tokens:5} {us:8.1f}", flush=True)
             torch.cuda.empty_cache()
 
 
