@@ -295,7 +295,7 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     return output, pool, _rows_or(x.checkpoints, checkpoints.to(pool.dtype))
 
 
-def _tokens(rows: list[Tensor], first: int, end: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _part(rows: list[Tensor], first: int, end: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     query, key, value, beta, gate = (y[:, first:end] for y in rows)
     return query, key, value, beta, gate
 
@@ -324,8 +324,8 @@ def _in_parts(
     outputs, states, found = [], [none], [none]
     for n, (sequence, offset) in enumerate(zip(alone, offsets.clamp(min=0).tolist(), strict=True)):
         start = None if state is None else state[n : n + 1]
-        before, middle, _ = gdn.chunked(*_tokens(sequence, 0, offset), start, **options)
-        after, last, _ = gdn.chunked(*_tokens(sequence, offset, None), middle, **options)
+        before, middle, _ = gdn.chunked(*_part(sequence, 0, offset), start, **options)
+        after, last, _ = gdn.chunked(*_part(sequence, offset, None), middle, **options)
         outputs.append(torch.cat([before, after], 1))
         states.append(last)
         found.append(middle if offset > 0 else torch.zeros_like(middle))
