@@ -104,7 +104,7 @@ void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, con
         if (launches.prepares) KdaPrepare::run(sequences.io, prepare, target);
         if (launches.owns) KdaOwn::run(sequences.io, own, target);
         if (explaining()) [[unlikely]] {
-            remark(fmt::format("{} windows of chunks, each in these launches", ceil_div(positions, int64_t{window})));
+            remark(fmt::format("{} windows of chunks, each in these two launches", ceil_div(positions, int64_t{window})));
             break;
         }
     }
