@@ -12,27 +12,19 @@
 namespace gdn_cuda::gdn {
 namespace {
 
-constexpr int64_t kMostRecords = 8192;  // of all heads: 672 MB
-
 bool carries_in_final_states(const Prepared& prepared) {
     return prepared.args.last.data != nullptr && prepared.state_type == DType::f32;
 }
 
 }  // namespace
 
-int kda_window(const Prepared& prepared, int multiprocessors) {
-    constexpr int64_t kOverlapping = 3, kShortest = 32;
-    const Sequences& sequences = prepared.sequences;
-    const int64_t positions = kda_positions(sequences), heads = std::max(prepared.args.heads, 1);
+int kda_window(const Prepared& prepared, const Target& target) {
+    const int64_t positions = kda_positions(prepared.sequences);
     if (const int wanted = kKdaWindowVariable.value(); wanted > 0)
         return static_cast<int>(std::min<int64_t>(wanted, positions));
-    const int64_t owners = sequences.count * heads * ceil_div(sequences.dv, kValueRows);
-    if (2 * owners <= multiprocessors)
-        if (const int64_t window = ceil_div(positions, kOverlapping);
-            window >= kShortest * sequences.count && 2 * window * heads <= kMostRecords)
-            return static_cast<int>(window);
-    if (positions * heads <= kMostRecords) return static_cast<int>(positions);
-    return static_cast<int>(std::max<int64_t>(kMostRecords / 2 / heads, 1));
+    const Sequences& sequences = prepared.sequences;
+    return kda_window(positions, sequences.count, std::max(prepared.args.heads, 1), ceil_div(sequences.dv, kValueRows),
+                      jit::device_traits(target.ordinal).multiprocessors);
 }
 
 KdaWorkspaceSize kda_workspace(const Prepared& prepared, int window) {
@@ -118,7 +110,7 @@ void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, con
         if (launches.prepares) KdaPrepare::run(sequences.io, prepare, first > 0, target);
         if (launches.owns) KdaOwn::run(sequences.io, own, target);
         if (explaining()) [[unlikely]] {
-            remark(fmt::format("{} windows of chunks, each in these launches", ceil_div(positions, int64_t{window})));
+            remark(fmt::format("{} windows of chunks, each in these two launches", ceil_div(positions, int64_t{window})));
             break;
         }
     }

@@ -5,6 +5,7 @@
 #include "kda_order.hpp"
 #include "kda_own.hpp"
 #include "kda_prepare.hpp"
+#include "kda_window.hpp"
 #include "prepared.hpp"
 
 namespace gdn_cuda::gdn {
@@ -13,11 +14,8 @@ namespace gdn_cuda::gdn {
 inline int64_t kda_positions(const Sequences& sequences) {
     return sequences.packed() ? sequences.tokens / kChunk + sequences.count : sequences.count * chunks_in(sequences.tokens);
 }
-// Positions of a window. A window's two launches have some 10 us that do not depend on its chunks (H200, benchmarks/
-// kda_windows.py at the commit that has this line): more than it costs to take records through memory, so all chunks are one
-// window where records take no more than 672 MB. Owners that leave half of the multiprocessors free get three windows, as
-// theirs and the next preparers run side by side.
-int kda_window(const Prepared& prepared, int multiprocessors);
+// Positions of a window: GDN_KDA_WINDOW, or what suits the device.
+int kda_window(const Prepared& prepared, const Target& target);
 
 // In global memory. Records and flags are (head, position in the window); even and odd windows have their own.
 struct KdaWorkspace {
