@@ -26,10 +26,14 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Ten
 // Tokens between the states that forward leaves for the backward; 0: none. Often where there are few blocks, for parts of
 // sequences that run at once; else for windows of tokens that fit the workspace. None where whole sequences fill a GPU, or a
 // sequence has to have the same bits in every batch. gdn_cuda/gdn/training.py has the shapes.
+bool has_channel_gates(const GatedDeltaRule& x) {
+    return x.gate && x.gate->dim() == x.value->dim();
+}
 int64_t checkpoint_interval(const GatedDeltaRule& x, const Sequences& sequences) {
     const int64_t blocks = sequences.count * sequences.heads * ceil_div(sequences.dv, i64{kValueRows});
     const int64_t interval = blocks < 64 ? 1024 : 8192;
-    const bool none = x.recurrent || x.deterministic || sequences.packed() || blocks >= 256 || sequences.tokens <= interval;
+    const bool none = x.recurrent || x.deterministic || sequences.packed() || has_channel_gates(x) || blocks >= 256 ||
+                      sequences.tokens <= interval;
     return none ? 0 : interval;
 }
 std::vector<int64_t> checkpoint_sizes(const Sequences& sequences, int64_t interval) {
@@ -50,6 +54,7 @@ ChunkedForward as_chunked_forward(const GatedDeltaRule& x, int64_t checkpoint_in
             .checkpoint_every = checkpoint_interval,
             .deterministic = x.deterministic,
             .gates = x.gates,
+            .bound = x.bound,
             .has_initial_state = x.has_initial_state};
 }
 
@@ -65,7 +70,7 @@ PreparedRule prepare_rule(const GatedDeltaRule& x) {
     PreparedRule prepared{prepare_states(sequences, x.use_qk_l2norm), {}};
     prepared.args.outputs = prepared.args.dv;
     prepared.args.scale = scale_of(check, x.scale, sequences);
-    prepared.tensors = check_gates(check, prepared, x.beta, x.gate, x.gates);
+    prepared.tensors = check_gates(check, prepared, x.beta, x.gate, x.gates, x.bound);
     if (x.workspace) GDN_REQUIRE(check, *x.workspace >= 0, "workspace", "bytes, not negative", fmt::format("{}", *x.workspace));
     if (const View state = view_of(x.state); state.defined()) {
         prepared.args.initial = check_initial(check, prepared, "state", state, 4);
@@ -82,8 +87,9 @@ bool has_vectors(const View& rows) {
 }
 bool kernels_take(const PreparedRule& prepared, const Target& target) {
     const Sequences& sequences = prepared.sequences;
-    return sequences.plain() && has_vectors(sequences.query) && has_vectors(sequences.key) && has_vectors(sequences.value) &&
-           sequences.count <= kMaxGridYZ && sequences.heads <= kMaxGridYZ &&
+    return prepared.args.channels.form == ChannelGate::none && sequences.plain() && has_vectors(sequences.query) &&
+           has_vectors(sequences.key) && has_vectors(sequences.value) && sequences.count <= kMaxGridYZ &&
+           sequences.heads <= kMaxGridYZ &&
            jit::device_traits(target.ordinal).capability >= BackwardMmaStates::kernel.min_capability;
 }
 
@@ -116,6 +122,7 @@ std::tuple<Tensor, Tensor, Tensor> run_rule(const GatedDeltaRule& x) {
                                .is_qk_norm = x.use_qk_l2norm,
                                .scale = x.scale,
                                .gates = x.gates,
+                               .bound = x.bound,
                                .has_initial_state = x.has_initial_state});
         return {out, last, without_checkpoints()};
     }
