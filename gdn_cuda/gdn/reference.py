@@ -5,7 +5,8 @@ are returned in that dtype and callers round them.
 
 Shapes: query, key (B,T,Hk,dk), value (B,T,Hv,dv), beta, gate (B,T,Hv), state (B,Hv,dv,dk). In the recurrence and its
 chunked form the gate may have a value for every channel of the key, (B,T,Hv,dk): Kimi Delta Attention. Packed tensors have no
-B: the tokens of all sequences in order are the first dimension N, and cu_seqlens (B+1) is given. Value head h reads key head h // (Hv / Hk).
+B: the tokens of all sequences in order are the first dimension N, and cu_seqlens (B+1) is given. Value head h reads key head
+h // (Hv / Hk).
 In the recurrence and the chunked form query may have more heads, Hq, a multiple of value's: key then has those of value, and
 everything else those of query; head h reads head h // (Hq / Hv) of key and value.
 Tokens after cu_seqlens[-1] belong to no sequence: their output is zero.

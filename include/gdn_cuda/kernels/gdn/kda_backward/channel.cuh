@@ -1,0 +1,102 @@
+// A thread's channel of the key over a chunk's 16 tokens: its elements of keys and queries, its decays, and products of decays
+// between two tokens.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/kda_backward/plan.cuh>
+#include <gdn_cuda/kernels/recurrence/channel_decay.cuh>
+#include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
+
+namespace gdn_cuda::gdn {
+
+// A chunk of a sequence: `first`: its first token along the token stride.
+struct KdaPlace {
+    i64 sequence, first;
+    int tokens;
+};
+// False where the index is unused.
+__device__ __forceinline__ bool find_kda_place(const GdnCall& call, i64 index, KdaPlace& place) {
+    const ChunkPlace found = chunk_at(call.cu_seqlens, call.sequences, call.tokens, index, kKdaTokens);
+    if (found.sequence < 0) return false;
+    place = {.sequence = call.cu_seqlens.data != nullptr ? 0 : found.sequence,
+             .first = found.start + found.first,
+             .tokens = min(kKdaTokens, found.length - found.first)};
+    return true;
+}
+
+struct KdaChannel {
+    float key[kKdaTokens], query[kKdaTokens], decay[kKdaTokens];  // past the end 0, 0 and 1
+    int channel;
+    bool exists;
+
+    __device__ __forceinline__ explicit KdaChannel(const GdnCall& call)
+        : channel(static_cast<int>(threadIdx.x)), exists(channel < call.dk) {}
+
+    template <class Io>
+    __device__ __forceinline__ void load_rows(float (&to)[kKdaTokens], const Rows& rows, const KdaPlace& place,
+                                              i64 head) const {
+        const Io* from = static_cast<const Io*>(rows.data) + place.sequence * rows.batch + place.first * rows.token +
+                         head * rows.head + channel;
+#pragma unroll
+        for (int i = 0; i < kKdaTokens; ++i) to[i] = exists && i < place.tokens ? to_float(from[i * rows.token]) : 0.f;
+    }
+    __device__ __forceinline__ i64 first_gate(const GdnCall& call, const KdaPlace& place, i64 head) const {
+        return scalar_offset(call.gate, place.sequence, place.first, head) + channel * call.channels.channel;
+    }
+    __device__ __forceinline__ float bias_of(const GdnCall& call, i64 head) const {
+        return call.dt_bias.data == nullptr ? 0.f : load_float(call.dt_bias, head * call.channels.bias_head + channel);
+    }
+    __device__ __forceinline__ static float rate_log_of(const GdnCall& call, i64 head) {
+        return call.A_log.data == nullptr ? 0.f : load_float(call.A_log, head);
+    }
+    __device__ __forceinline__ void load_decays(const GdnCall& call, const KdaPlace& place, i64 head) {
+        const i64 first = first_gate(call, place, head);
+        unsigned raw[kKdaTokens];
+#pragma unroll
+        for (int i = 0; i < kKdaTokens; ++i)
+            raw[i] = exists && i < place.tokens ? load_raw(call.gate.values, first + i * call.gate.token) : 0u;
+        const float bias = exists ? bias_of(call, head) : 0.f, rate_log = rate_log_of(call, head);
+        with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() {
+            const ChannelDecay<kForm> decay_of(rate_log, call.channels.lower_bound);
+#pragma unroll
+            for (int i = 0; i < kKdaTokens; ++i)
+                decay[i] = exists && i < place.tokens ? decay_of(to_float(raw[i], call.gate.values.type) + bias) : 1.f;
+        });
+    }
+};
+
+// Decays about the border between the halves of a group of 2 * kHalf tokens: to a token of the upper half, its own among them,
+// and from a token of the lower half, without its own. All are products of at most kHalf decays, and at most 1.
+template <int kHalf>
+struct KdaGroup {
+    float forwards[kHalf], backwards[kHalf];
+
+    __device__ __forceinline__ KdaGroup(const float (&decay)[kKdaTokens], int first) {
+        float product = 1.f;
+#pragma unroll
+        for (int i = 0; i < kHalf; ++i) forwards[i] = product *= decay[first + kHalf + i];
+        product = 1.f;
+#pragma unroll
+        for (int j = kHalf - 1; j >= 0; --j) {
+            backwards[j] = product;
+            product *= decay[first + j];
+        }
+    }
+};
+
+// Sums of 2 * kWidth values over groups of as many lanes: lane i has that of value i.
+template <int kWidth>
+__device__ __forceinline__ float transposed_sum(const float (&values)[2 * kWidth]) {
+    const bool upper = (threadIdx.x & kWidth) != 0;
+    float sums[kWidth];
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+        const float kept = upper ? values[i + kWidth] : values[i], given = upper ? values[i] : values[i + kWidth];
+        sums[i] = kept + __shfl_xor_sync(0xffffffffu, given, kWidth);
+    }
+    if constexpr (kWidth > 1)
+        return transposed_sum<kWidth / 2>(sums);
+    else
+        return sums[0];
+}
+
+}  // namespace gdn_cuda::gdn
