@@ -67,20 +67,20 @@ struct KdaChunkGradients {
         });
     }
     // From those of logarithms of decays.
-    __device__ __forceinline__ void store_gate_gradients(const KdaChannel& x, i64 head, i64 chunk,
-                                                         const float (&gradients)[kKdaTokens]) const {
+    template <class Decay>
+    __device__ __forceinline__ void store_gate_gradients(const KdaChannel& x, i64 head, i64 chunk, Decay&& decay) const {
         if (!x.exists || args.gate_gradient.data == nullptr) return;
-        const i64 first = x.first_gate(call(), place, head);
-        const float bias = x.bias_of(call(), head), rate_log = x.rate_log_of(call(), head);
         float by_rate = 0.f, by_bias = 0.f;
         with_channel_gate(call().channels.form, [&]<ChannelGate kForm>() {
-#pragma unroll
-            for (int i = 0; i < kKdaTokens; ++i) {
-                if (i >= place.tokens) continue;
-                const float dg = gradients[i];
+            const float bias = x.bias_of(call(), head), rate_log = x.rate_log_of(call(), head);
+            i64 from = x.first_gate(call(), place, head), to = scalar_at(0, head) * call().dk + x.channel;
+            const i64 step = static_cast<i64>(call().heads) * call().dk;
+#pragma unroll 4
+            for (int i = 0; i < place.tokens; ++i, from += call().gate.token, to += step) {
+                const float dg = decay(i);
                 float found = dg;
                 if (kForm != ChannelGate::log_decay && dg != 0.f) {
-                    const float z = load_float(call().gate.values, first + i * call().gate.token) + bias;
+                    const float z = load_float(call().gate.values, from) + bias;
                     if constexpr (kForm == ChannelGate::softplus) {
                         found = dg * log_decay_slope(rate_log, z);
                         by_rate += dg * log_decay(rate_log, z);
@@ -93,7 +93,7 @@ struct KdaChunkGradients {
                     }
                 }
                 by_bias += found;
-                store_float(args.gate_gradient, scalar_at(i, head) * call().dk + x.channel, found);
+                store_float(args.gate_gradient, to, found);
             }
         });
         if (args.sums == nullptr) return;
@@ -147,19 +147,24 @@ struct KdaChunkGradients {
             multiply_values(head, index);
             __syncthreads();
             x.load_decays(call(), place, head);
+            __syncwarp();
             x.load_rows<Io>(x.key, call().key, place, key_head);
+            __syncwarp();
             x.load_rows<Io>(x.query, call().query, place, key_head);
+            __syncwarp();
 #pragma unroll
             for (int token = 0; token < kKdaTokens; ++token) {
                 x.key[token] *= shared.key_norm[token];
                 x.query[token] *= shared.query_norm[token];
             }
+            const auto products = [&](int which, int token) -> float& {
+                return shared.products.values[which][token][x.channel];
+            };
+            const auto decay = [&](int token) -> float& { return products(0, token); };
             gradients.add_states(
-                x, call().scale, shared.kept[x.channel],
-                [&](int which, int token) { return shared.products.values[which][token][x.channel]; },
-                [&](int token) { return shared.beta[token]; });
-            gradients.add_pairs(x, shared.tokens);
-            store_gate_gradients(x, head, chunk, gradients.decay);
+                x, call().scale, shared.kept[x.channel], products, [&](int token) { return shared.beta[token]; }, decay);
+            gradients.add_pairs(x, shared.tokens, decay);
+            store_gate_gradients(x, head, chunk, decay);
             __syncthreads();  // no thread reads the products any more
         }
         pass_norms(x, gradients);

@@ -2,6 +2,7 @@
 // between two tokens.
 #pragma once
 
+#include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/gdn/kda_backward/plan.cuh>
 #include <gdn_cuda/kernels/recurrence/channel_decay.cuh>
 #include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
@@ -31,13 +32,18 @@ struct KdaChannel {
     __device__ __forceinline__ explicit KdaChannel(const GdnCall& call)
         : channel(static_cast<int>(threadIdx.x)), exists(channel < call.dk) {}
 
+    // Before a phase: else products of decays would be formed for several phases at once, and spill.
+    __device__ __forceinline__ void refresh() {
+#pragma unroll
+        for (float& each : decay) each = opaque(each);
+    }
     template <class Io>
     __device__ __forceinline__ void load_rows(float (&to)[kKdaTokens], const Rows& rows, const KdaPlace& place,
                                               i64 head) const {
         const Io* from = static_cast<const Io*>(rows.data) + place.sequence * rows.batch + place.first * rows.token +
                          head * rows.head + channel;
 #pragma unroll
-        for (int i = 0; i < kKdaTokens; ++i) to[i] = exists && i < place.tokens ? to_float(from[i * rows.token]) : 0.f;
+        for (int i = 0; i < kKdaTokens; ++i, from += rows.token) to[i] = exists && i < place.tokens ? to_float(*from) : 0.f;
     }
     __device__ __forceinline__ i64 first_gate(const GdnCall& call, const KdaPlace& place, i64 head) const {
         return scalar_offset(call.gate, place.sequence, place.first, head) + channel * call.channels.channel;

@@ -148,8 +148,16 @@ struct KdaRows : MmaLane {
             as_left<kIo>(own, state[2 * step], state[2 * step + 1]);
             unsigned right[4];
             ldmatrix_x4(right, keys + 32 * step);
+            unsigned residual[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float(&pair)[4] = state[2 * step + i / 2];
+                residual[i] = pack_residual<kIo>(pair[i % 2 * 2], pair[i % 2 * 2 + 1], own[i]);
+            }
             mma_m16n8k16<kIo>(x[0], own, right[0], right[1]);
             mma_m16n8k16<kIo>(x[1], own, right[2], right[3]);
+            mma_m16n8k16<kIo>(x[0], residual, right[0], right[1]);
+            mma_m16n8k16<kIo>(x[1], residual, right[2], right[3]);
             if (step % 2 == 0) continue;
 #pragma unroll
             for (int half = 0; half < 2; ++half)
