@@ -10,7 +10,8 @@
 //
 // A block takes a chunk and a key head, a thread a channel of the key. Its value heads follow one another: products that sum
 // over values by MMAs, slab by slab (slabs.cuh), then, by channel and in fp32, sums over pairs of tokens (within.cuh). R is two
-// 16-bit parts. Gradients of queries and keys are summed over the value heads in registers. Every term of dg carries the decay
+// 16-bit parts. Gradients of queries and keys are summed over the value heads in shared memory: with those in registers the
+// products' addresses would spill. Every term of dg carries the decay
 // across its token: a reset has a gradient of exactly 0, and nothing cancels.
 //
 // Bound: memory, S and E, 2 dk dv elements for 16 tokens (estimated).
@@ -29,10 +30,13 @@ struct KdaChunkGradients {
 
     KdaBackwardGradientsPlan<kConfig.head_k>& shared;
     const KdaBackwardGradientsArgs& args;
-    const KdaPlace& place;
+    const KdaPlace& place = shared.place;
     const int thread = static_cast<int>(threadIdx.x);
 
     __device__ __forceinline__ const GdnCall& call() const { return args.call; }
+    // Computed where they are used rather than kept in registers.
+    __device__ __forceinline__ i64 key_head() const { return args.first_key_head + i64{blockIdx.y}; }
+    __device__ __forceinline__ i64 first_head() const { return key_head() * call().heads_per_key; }
     // The element of a contiguous tensor (sequence, token, head).
     __device__ __forceinline__ i64 scalar_at(int token, i64 head) const {
         return (place.sequence * call().tokens + place.first + token) * call().heads + head;
@@ -66,21 +70,24 @@ struct KdaChunkGradients {
             (by_error ? shared.tokens.at[row][column].key : shared.tokens.at[row][column].query) = gradient;
         });
     }
-    // From those of logarithms of decays.
-    template <class Decay>
-    __device__ __forceinline__ void store_gate_gradients(const KdaChannel& x, i64 head, i64 chunk, Decay&& decay) const {
+    // From those of logarithms of decays. The gates, loaded at once, go by way of shared memory: a loop unrolled for each of
+    // their forms would spill.
+    template <class Decay, class Gate>
+    __device__ __forceinline__ void store_gate_gradients(const KdaChannel& x, i64 head, Decay&& decay, Gate&& gate) const {
         if (!x.exists || args.gate_gradient.data == nullptr) return;
+        if (call().channels.form != ChannelGate::log_decay)
+            x.load_gates(call(), place, head, [&](int i, float z) { gate(i) = z; });
         float by_rate = 0.f, by_bias = 0.f;
         with_channel_gate(call().channels.form, [&]<ChannelGate kForm>() {
-            const float bias = x.bias_of(call(), head), rate_log = x.rate_log_of(call(), head);
-            i64 from = x.first_gate(call(), place, head), to = scalar_at(0, head) * call().dk + x.channel;
+            const float rate_log = x.rate_log_of(call(), head);
+            i64 to = scalar_at(0, head) * call().dk + x.channel;
             const i64 step = static_cast<i64>(call().heads) * call().dk;
-#pragma unroll 4
-            for (int i = 0; i < place.tokens; ++i, from += call().gate.token, to += step) {
+#pragma unroll 1
+            for (int i = 0; i < place.tokens; ++i, to += step) {
                 const float dg = decay(i);
                 float found = dg;
                 if (kForm != ChannelGate::log_decay && dg != 0.f) {
-                    const float z = load_float(call().gate.values, from) + bias;
+                    const float z = gate(i);
                     if constexpr (kForm == ChannelGate::softplus) {
                         found = dg * log_decay_slope(rate_log, z);
                         by_rate += dg * log_decay(rate_log, z);
@@ -97,7 +104,7 @@ struct KdaChunkGradients {
             }
         });
         if (args.sums == nullptr) return;
-        const i64 at = (chunk * call().heads + head) * call().dk + x.channel;
+        const i64 at = (i64{blockIdx.x} * call().heads + head) * call().dk + x.channel;
         args.sums[at] = by_rate;
         args.sums[args.from.chunks * call().heads * call().dk + at] = by_bias;
     }
@@ -125,51 +132,70 @@ struct KdaChunkGradients {
             gradients.key[i] = shared.key_norm[i] * (gradients.key[i] - x.key[i] * key_dot);
         }
     }
-    __device__ __forceinline__ void store_rows(const Rows& rows, i64 key_head, const KdaChannel& x,
+    __device__ __forceinline__ void store_rows(const Rows& rows, const KdaChannel& x,
                                                const float (&gradients)[kKdaTokens]) const {
         Io* const to = static_cast<Io*>(rows.data) + place.sequence * rows.batch + place.first * rows.token +
-                       key_head * rows.head + x.channel;
+                       key_head() * rows.head + x.channel;
         if (!x.exists) return;
 #pragma unroll
         for (int i = 0; i < kKdaTokens; ++i)
             if (i < place.tokens) to[i * rows.token] = from_float<Io>(gradients[i]);
     }
-    // `own`: the key head within the group.
-    __device__ __forceinline__ void run(int own, i64 chunk) const {
-        const i64 key_head = args.first_key_head + static_cast<i64>(own);
-        KdaChannel x(call());
-        KdaChannelGradients gradients;
+    __device__ __forceinline__ void run() const {
+#pragma unroll
+        for (int token = 0; token < kKdaTokens; ++token)
+            shared.query_gradients[token][thread] = shared.key_gradients[token][thread] = 0.f;
 #pragma unroll 1
         for (int i = 0; i < call().heads_per_key; ++i) {
-            const i64 head = key_head * call().heads_per_key + i,
-                      index = (static_cast<i64>(own) * call().heads_per_key + i) * args.from.chunks + chunk;
+            const i64 index = (i64{blockIdx.y} * call().heads_per_key + i) * args.from.chunks + blockIdx.x;
             load_scalars(static_cast<const Record*>(args.from.records)[index]);  // the products' barriers follow
-            multiply_values(head, index);
+            multiply_values(first_head() + i, index);
             __syncthreads();
-            x.load_decays(call(), place, head);
-            __syncwarp();
-            x.load_rows<Io>(x.key, call().key, place, key_head);
-            __syncwarp();
-            x.load_rows<Io>(x.query, call().query, place, key_head);
-            __syncwarp();
-#pragma unroll
-            for (int token = 0; token < kKdaTokens; ++token) {
-                x.key[token] *= shared.key_norm[token];
-                x.query[token] *= shared.query_norm[token];
-            }
-            const auto products = [&](int which, int token) -> float& {
-                return shared.products.values[which][token][x.channel];
-            };
-            const auto decay = [&](int token) -> float& { return products(0, token); };
-            gradients.add_states(
-                x, call().scale, shared.kept[x.channel], products, [&](int token) { return shared.beta[token]; }, decay);
-            gradients.add_pairs(x, shared.tokens, decay);
-            store_gate_gradients(x, head, chunk, decay);
+            add_head(first_head() + i);
             __syncthreads();  // no thread reads the products any more
         }
+        finish();
+    }
+
+  private:
+    __device__ __forceinline__ void load_keys_and_queries(KdaChannel& x) const {
+        x.load_rows<Io>(x.key, call().key, place, key_head());
+        x.load_rows<Io>(x.query, call().query, place, key_head());
+#pragma unroll
+        for (int token = 0; token < kKdaTokens; ++token) {
+            x.key[token] *= shared.key_norm[token];
+            x.query[token] *= shared.query_norm[token];
+        }
+    }
+    __device__ __forceinline__ void add_head(i64 head) const {
+        KdaChannel x(call());
+        x.load_decays(call(), place, head);
+        load_keys_and_queries(x);
+        const auto products = [&](int which, int token) -> float& { return shared.products.values[which][token][x.channel]; };
+        const auto decay = [&](int token) -> float& { return products(0, token); };
+        KdaChannelGradients gradients;
+        gradients.add_states(
+            x, call().scale, shared.kept[x.channel], products, [&](int token) { return shared.beta[token]; }, decay);
+        gradients.add_pairs(x, shared.tokens, decay);
+#pragma unroll
+        for (int token = 0; token < kKdaTokens; ++token) {
+            shared.query_gradients[token][x.channel] += gradients.query[token];
+            shared.key_gradients[token][x.channel] += gradients.key[token];
+        }
+        store_gate_gradients(x, head, decay, [&](int token) -> float& { return products(1, token); });
+    }
+    __device__ __forceinline__ void finish() const {
+        KdaChannel x(call());
+        load_keys_and_queries(x);
+        KdaChannelGradients gradients;
+#pragma unroll
+        for (int token = 0; token < kKdaTokens; ++token) {
+            gradients.query[token] = shared.query_gradients[token][x.channel];
+            gradients.key[token] = shared.key_gradients[token][x.channel];
+        }
         pass_norms(x, gradients);
-        store_rows(args.query_gradient, key_head, x, gradients.query);
-        store_rows(args.key_gradient, key_head, x, gradients.key);
+        store_rows(args.query_gradient, x, gradients.query);
+        store_rows(args.key_gradient, x, gradients.key);
     }
 };
 
@@ -181,7 +207,9 @@ __global__ void __launch_bounds__(kConfig.threads())
     static_assert(sizeof(shared) <= kSharedBytesEverywhere);
     KdaPlace place;
     if (!find_kda_place(args.call, blockIdx.x, place)) return;
-    KdaChunkGradients<kConfig>{shared, args, place}.run(static_cast<int>(blockIdx.y), blockIdx.x);
+    if (threadIdx.x == 0) shared.place = place;
+    __syncthreads();
+    KdaChunkGradients<kConfig>{shared, args}.run();
 }
 
 }  // namespace gdn_cuda::gdn

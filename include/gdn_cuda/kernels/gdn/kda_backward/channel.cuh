@@ -9,11 +9,6 @@
 
 namespace gdn_cuda::gdn {
 
-// A chunk of a sequence: `first`: its first token along the token stride.
-struct KdaPlace {
-    i64 sequence, first;
-    int tokens;
-};
 // False where the index is unused.
 __device__ __forceinline__ bool find_kda_place(const GdnCall& call, i64 index, KdaPlace& place) {
     const ChunkPlace found = chunk_at(call.cu_seqlens, call.sequences, call.tokens, index, kKdaTokens);
@@ -30,42 +25,43 @@ struct KdaChannel {
     bool exists;
 
     __device__ __forceinline__ explicit KdaChannel(const GdnCall& call)
-        : channel(static_cast<int>(threadIdx.x)), exists(channel < call.dk) {}
+        : channel(opaque(static_cast<int>(threadIdx.x))), exists(channel < call.dk) {}
 
-    // Before a phase: else products of decays would be formed for several phases at once, and spill.
-    __device__ __forceinline__ void refresh() {
-#pragma unroll
-        for (float& each : decay) each = opaque(each);
-    }
     template <class Io>
     __device__ __forceinline__ void load_rows(float (&to)[kKdaTokens], const Rows& rows, const KdaPlace& place,
                                               i64 head) const {
         const Io* from = static_cast<const Io*>(rows.data) + place.sequence * rows.batch + place.first * rows.token +
                          head * rows.head + channel;
+        // Multiples of the stride, and comparisons, would be formed before a loop over heads, and spill.
+        const i64 step = opaque(rows.token);
+        const int tokens = opaque(place.tokens);
 #pragma unroll
-        for (int i = 0; i < kKdaTokens; ++i, from += rows.token) to[i] = exists && i < place.tokens ? to_float(*from) : 0.f;
-    }
-    __device__ __forceinline__ i64 first_gate(const GdnCall& call, const KdaPlace& place, i64 head) const {
-        return scalar_offset(call.gate, place.sequence, place.first, head) + channel * call.channels.channel;
-    }
-    __device__ __forceinline__ float bias_of(const GdnCall& call, i64 head) const {
-        return call.dt_bias.data == nullptr ? 0.f : load_float(call.dt_bias, head * call.channels.bias_head + channel);
+        for (int i = 0; i < kKdaTokens; ++i) to[i] = exists && i < tokens ? to_float(from[i * step]) : 0.f;
     }
     __device__ __forceinline__ static float rate_log_of(const GdnCall& call, i64 head) {
         return call.A_log.data == nullptr ? 0.f : load_float(call.A_log, head);
     }
-    __device__ __forceinline__ void load_decays(const GdnCall& call, const KdaPlace& place, i64 head) {
-        const i64 first = first_gate(call, place, head);
+    // Calls visit(token, gate, or raw gate and bias) for the tokens that exist.
+    template <class Visit>
+    __device__ __forceinline__ void load_gates(const GdnCall& call, const KdaPlace& place, i64 head, Visit&& visit) const {
+        const i64 first = scalar_offset(call.gate, place.sequence, place.first, head) + channel * call.channels.channel,
+                  step = opaque(call.gate.token);
+        const int tokens = opaque(place.tokens);
         unsigned raw[kKdaTokens];
 #pragma unroll
-        for (int i = 0; i < kKdaTokens; ++i)
-            raw[i] = exists && i < place.tokens ? load_raw(call.gate.values, first + i * call.gate.token) : 0u;
-        const float bias = exists ? bias_of(call, head) : 0.f, rate_log = rate_log_of(call, head);
-        with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() {
-            const ChannelDecay<kForm> decay_of(rate_log, call.channels.lower_bound);
+        for (int i = 0; i < kKdaTokens; ++i) raw[i] = exists && i < tokens ? load_raw(call.gate.values, first + i * step) : 0u;
+        const float bias =
+            exists && call.dt_bias.data != nullptr ? load_float(call.dt_bias, head * call.channels.bias_head + channel) : 0.f;
 #pragma unroll
-            for (int i = 0; i < kKdaTokens; ++i)
-                decay[i] = exists && i < place.tokens ? decay_of(to_float(raw[i], call.gate.values.type) + bias) : 1.f;
+        for (int i = 0; i < kKdaTokens; ++i)
+            if (exists && i < tokens) visit(i, to_float(raw[i], call.gate.values.type) + bias);
+    }
+    __device__ __forceinline__ void load_decays(const GdnCall& call, const KdaPlace& place, i64 head) {
+#pragma unroll
+        for (float& each : decay) each = 1.f;
+        with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() {
+            const ChannelDecay<kForm> decay_of(rate_log_of(call, head), call.channels.lower_bound);
+            load_gates(call, place, head, [&](int i, float z) { decay[i] = decay_of(z); });
         });
     }
 };

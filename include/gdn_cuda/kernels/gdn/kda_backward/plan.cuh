@@ -57,6 +57,12 @@ struct KdaBackwardHandover {
     i64 chunks;             // in all sequences
 };
 
+// A chunk of a sequence.
+struct KdaPlace {
+    i64 sequence, first;  // of tensors: 0 where sequences are packed; the first token along the token stride
+    int tokens;
+};
+
 // The channel that is stored at a column of a state: a lane's accumulators of four adjacent MMA tiles are contiguous.
 GDN_HOST_DEVICE constexpr int kda_column_channel(int column) {
     return column / 32 * 32 + column % 8 / 2 * 8 + column % 32 / 8 * 2 + column % 2;
@@ -121,14 +127,19 @@ struct KdaChainPlan {
     KdaChainStage<kConfig> stages[kConfig.stages()];
 };
 
-constexpr int kKdaSlabRows = 32;
+// Rows of a state in a slab.
+GDN_HOST_DEVICE constexpr int kda_slab_rows(int head_k) {
+    return head_k > 128 ? 16 : 32;
+}
 
 // Rows of 16-byte vectors, one more than they need: no bank conflicts of ldmatrix.
 template <int kHeadK>
 struct alignas(16) KdaSlab {
-    unsigned short states[kKdaSlabRows][kHeadK + 8], state_gradients[kKdaSlabRows][kHeadK + 8];
-    unsigned short outputs[kKdaTokens][kKdaSlabRows + 8], by_error[kKdaTokens][kKdaSlabRows + 8];
-    unsigned short errors[2][kKdaTokens][kKdaSlabRows + 8];
+    static constexpr int kRows = kda_slab_rows(kHeadK);
+    using TokenRows = unsigned short[kKdaTokens][kRows + 8];
+
+    unsigned short states[kRows][kHeadK + 8], state_gradients[kRows][kHeadK + 8];
+    TokenRows outputs, by_error, errors[2];
 };
 // Products by token and channel: dO S, Y S and R E.
 template <int kHeadK>
@@ -150,9 +161,12 @@ struct KdaBackwardGradientsPlan {
         KdaSlab<kHeadK> slabs[2];
         KdaStateProducts<kHeadK> products;
     };
+    float query_gradients[kKdaTokens][kHeadK], key_gradients[kKdaTokens][kHeadK];  // summed over value heads
     KdaTokenGradients tokens;
     float kept[kHeadK];
     float beta[kKdaTokens], key_norm[kKdaTokens], query_norm[kKdaTokens];
+    KdaPlace place;               // these two in shared memory because gradients need the registers
+    int own_head;                 // among the key head's
     float dots[kHeadK / 32][32];  // of queries and of keys with their gradients
 };
 

@@ -1,4 +1,4 @@
-// Products of gdn/kda_backward_gradients that sum over the values: slabs of 32 rows of S and E, and the same values of dO, Y
+// Products of gdn/kda_backward_gradients that sum over the values: slabs of rows of S and E, and the same values of dO, Y
 // and R, are loaded as the ones before are multiplied. A warp has 32 columns of states.
 #pragma once
 
@@ -13,6 +13,7 @@ struct KdaSlabProducts : MmaLane {
     static constexpr int kShares = 4 / kConfig.warps() > 0 ? 4 / kConfig.warps() : 1;  // of dO R^T and Y R^T, by 8 columns
     using Io = Storage<kIo>;
     using Slab = KdaSlab<kConfig.head_k>;
+    static constexpr int kRows = Slab::kRows;
 
     Slab (&slabs)[2];
     const KdaBackwardGradientsArgs& args;
@@ -21,20 +22,23 @@ struct KdaSlabProducts : MmaLane {
     float tokens[kShares][4];
 
     __device__ __forceinline__ KdaSlabProducts(Slab (&slabs)[2], const KdaBackwardGradientsArgs& args)
-        : slabs(slabs), args(args) {}
+        : slabs(slabs), args(args) {
+        // For each value head anew: addresses that are kept for the next one would spill.
+        find_lane(opaque(static_cast<int>(threadIdx.x)));
+    }
 
     // index: of the head and chunk. `outputs`: dO of the chunk's first token.
     __device__ __forceinline__ void load(int slab, i64 index, const Io* outputs, int count) const {
-        const int dv = args.call.dv, first = slab * kKdaSlabRows;
+        const int dv = args.call.dv, first = slab * kRows;
         if (first >= dv) return;
         Slab& to = slabs[slab % 2];
-        constexpr int kStateVectors = kConfig.head_k / 8, kVectors = kKdaSlabRows / 8;
+        constexpr int kStateVectors = kConfig.head_k / 8, kVectors = kRows / 8;
         const auto copy = [&](unsigned short* at, const void* from, bool exists) {
             cp_async_16_zfill(shared_address(at), from, exists);
         };
         const i64 states = (index * dv + first) * kConfig.head_k;
 #pragma unroll 4
-        for (int i = thread; i < kKdaSlabRows * kStateVectors; i += kConfig.threads()) {
+        for (int i = thread; i < kRows * kStateVectors; i += kConfig.threads()) {
             const int row = i / kStateVectors, column = i % kStateVectors * 8;
             const bool exists = first + row < dv;
             const i64 at = states + (exists ? row * kConfig.head_k + column : 0);
@@ -56,15 +60,14 @@ struct KdaSlabProducts : MmaLane {
         }
     }
     // A left operand of 16 tokens x 16 values.
-    __device__ __forceinline__ void load_left(unsigned (&left)[4], const unsigned short (&rows)[kKdaTokens][kKdaSlabRows + 8],
-                                              int step) const {
+    __device__ __forceinline__ void load_left(unsigned (&left)[4], const typename Slab::TokenRows& rows, int step) const {
         const VectorOfLane place = VectorOfLane::straight(lane);
         ldmatrix_x4(left, shared_address(&rows[place.row][16 * step + 8 * place.vector]));
     }
     __device__ __forceinline__ void multiply(const Slab& slab) {
         const VectorOfLane straight = VectorOfLane::straight(lane), crossed = VectorOfLane::crossed(lane);
 #pragma unroll
-        for (int step = 0; step < kKdaSlabRows / 16; ++step) {
+        for (int step = 0; step < kRows / 16; ++step) {
             unsigned output[4], value[4], error[2][4];
             load_left(output, slab.outputs, step);
             load_left(value, slab.by_error, step);
@@ -113,7 +116,7 @@ struct KdaSlabProducts : MmaLane {
         clear(by_key);
         clear(kept);
         clear(tokens);
-        const int slab_count = static_cast<int>(ceil_div(args.call.dv, kKdaSlabRows));
+        const int slab_count = static_cast<int>(ceil_div(args.call.dv, kRows));
         load(0, index, outputs, count);
         cp_async_fence();
 #pragma unroll 1

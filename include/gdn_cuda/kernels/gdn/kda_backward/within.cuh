@@ -24,7 +24,6 @@ struct KdaChannelGradients {
             key[i] -= to_key;
             decay(i) = x.query[i] * to_query - x.key[i] * to_key;
         }
-        __syncwarp();
         const float through = product == 0.f ? 0.f : product * kept;
         float after = 0.f, since[kKdaTokens];
         product = 1.f;
@@ -54,7 +53,6 @@ struct KdaChannelGradients {
             for (int j = 0; j < kHalf; ++j) lower[j] = group.backwards[j] * x.key[first + j];
 #pragma unroll
             for (int i = 0; i < kHalf; ++i) {
-                __syncwarp();
                 const int upper = first + kHalf + i;
                 const float upper_query = group.forwards[i] * x.query[upper], upper_key = group.forwards[i] * x.key[upper];
                 float to_query = 0.f, to_key = 0.f;
@@ -81,21 +79,16 @@ struct KdaChannelGradients {
         }
     }
     template <class Decay>
-    __device__ __forceinline__ void add_pairs(KdaChannel& x, const KdaTokenGradients& gradients, Decay&& decay) {
-        __syncwarp();
+    __device__ __forceinline__ void add_pairs(const KdaChannel& x, const KdaTokenGradients& gradients, Decay&& decay) {
 #pragma unroll
         for (int i = 0; i < kKdaTokens; ++i) {
             const float own = gradients.at[i][i].query;
             query[i] = fmaf(own, x.key[i], query[i]);
             key[i] = fmaf(own, x.query[i], key[i]);
         }
-        x.refresh();
         add_level<8>(x, gradients, decay);
-        x.refresh();
         add_level<4>(x, gradients, decay);
-        x.refresh();
         add_level<2>(x, gradients, decay);
-        x.refresh();
         add_level<1>(x, gradients, decay);
     }
 };
