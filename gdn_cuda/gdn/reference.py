@@ -3,10 +3,9 @@
 Any device, any float dtype, differentiable. Arithmetic is in fp32, or in fp64 if an input or `compute_dtype` is fp64; results
 are returned in that dtype and callers round them.
 
-Shapes: query, key (B,T,Hk,dk), value (B,T,Hv,dv), beta, gate (B,T,Hv), state (B,Hv,dv,dk). In the recurrence and its
-chunked form the gate may have a value for every channel of the key, (B,T,Hv,dk): Kimi Delta Attention. Packed tensors have no
-B: the tokens of all sequences in order are the first dimension N, and cu_seqlens (B+1) is given. Value head h reads key head
-h // (Hv / Hk).
+Shapes: query, key (B,T,Hk,dk), value (B,T,Hv,dv), beta, gate (B,T,Hv), state (B,Hv,dv,dk). In the recurrence and `chunked` the
+gate may have a value for every channel of the key, (B,T,Hv,dk): Kimi Delta Attention. Packed tensors have no B: the tokens of
+all sequences in order are the first dimension N, and cu_seqlens (B+1) is given. Value head h reads key head h // (Hv / Hk).
 In the recurrence and the chunked form query may have more heads, Hq, a multiple of value's: key then has those of value, and
 everything else those of query; head h reads head h // (Hq / Hv) of key and value.
 Tokens after cu_seqlens[-1] belong to no sequence: their output is zero.
@@ -248,8 +247,8 @@ def _chunks_at_once(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
 
 
 def _chunks_by_token(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
-    """`_chunks_at_once` by the recurrence: in the chunked form infinities and NaN would pass a reset, as 0 · inf is NaN.
-    Channels with decays of their own have no such form without scores for every channel."""
+    """`_chunks_at_once` by the recurrence: in the chunked form infinities and NaN would pass a reset, as 0 · inf is NaN; with a
+    gate for every channel its scores would have a decay for each."""
     outputs, states = [], [x.state]
     for first in range(0, x.v.shape[1], chunk):
         output, state, _ = _recurrence(x.part(first, first + chunk, states[-1]), keep_steps=False)
