@@ -206,6 +206,14 @@ def _example_packed(B: int, T: int, seed: int) -> dict[str, Any]:
     return _given(make_packed_gdn_inputs([3, 0, 70], Hk=2, Hv=4, dk=16, dv=8, dtype=torch.float32, seed=seed))
 
 
+@example(call_operator("gated_delta_rule"), "gated_delta_rule, gates of channels")
+def _example_channels(B: int, T: int, seed: int) -> dict[str, Any]:
+    x = _example(B, T, seed)
+    bias = torch.zeros(x["value"].shape[-2], x["key"].shape[-1])
+    gate = x["gate"].to(torch.bfloat16)[..., None].expand(*x["gate"].shape, x["key"].shape[-1]).contiguous()
+    return x | {"gate": gate, "dt_bias": bias, "lower_bound": -5.0}
+
+
 @example(call_operator("gated_delta_rule_backward"))
 def _example_backward(B: int, T: int, seed: int) -> dict[str, Any]:
     x = _example(B, T, seed)

@@ -79,3 +79,67 @@ def test_head_dimensions(dk: int, dv: int, dtype: torch.dtype, factor: float, de
 def test_small_gradients_of_gates_are_right_in_relative_terms(gates: str, device: Device, seed: int) -> None:
     x, grads = drawn(ChannelCase(SHAPE, gates), seed, BF16)
     assert smallest_errors(found_by_kernels(device, x, grads)["gate"], oracle(x, grads)["gate"]) < 0.1
+
+
+def test_nan_stays_in_its_head(device: Device, seed: int) -> None:
+    x, grads = drawn(ChannelCase(replace(SHAPE, lengths=(40,), heads=(2, 4)), "NaN in a head"), seed, BF16)
+    found = found_by_kernels(device, x, grads)
+    wanted = found_by_kernels(device, x | {"gate": x["gate"].nan_to_num(0.0)}, grads)
+    for name, head in (("query", -2), ("key", -2), ("value", -2), ("gate", -2), ("beta", -1), ("state", 1)):
+        clean = 1 if name in ("query", "key") else 3  # the last value head is the second key head's
+        assert torch.equal(found[name].narrow(head, 0, clean), wanted[name].narrow(head, 0, clean)), name
+        assert found[name].isnan().any(), name
+
+
+def test_tokens_of_no_sequence_have_gradients_of_zero(device: Device, seed: int) -> None:
+    x, grads = drawn(ChannelCase(replace(SHAPE, lengths=(20, 3, 17)), "softplus"), seed, BF16)
+    x["cu_seqlens"] = torch.tensor([0, 20, 23, 23], dtype=torch.int64)
+    for name in ("query", "key", "value", "gate"):
+        x[name][23:] = torch.nan
+    found = found_by_kernels(device, x, grads)
+    assert all(gradient.isfinite().all() for gradient in found.values())
+    assert not any(found[name][23:].any() for name in ("query", "key", "value", "beta", "gate"))
+    assert torch.equal(found["state"][2], grads[1][2])  # type: ignore[index]
+
+
+def test_heads_in_groups_that_fit_the_workspace(device: Device, seed: int) -> None:
+    """The same bits as all heads at once."""
+    x, grads = drawn(ChannelCase(replace(SHAPE, lengths=(20,), heads=(3, 6))), seed, BF16)
+    with pytest.raises(ValueError, match=r"chunked_forward: workspace: expected at least \d+ bytes") as refused:
+        found_by_kernels(device, x | {"workspace": 1000}, grads)
+    least = int(str(refused.value).split("at least ")[1].split()[0])
+    at_once, in_groups = (found_by_kernels(device, x | {"workspace": bytes_}, grads) for bytes_ in (None, 2 * least))
+    assert all(torch.equal(at_once[name], in_groups[name]) for name in at_once)
+
+
+@pytest.mark.parametrize("given", [("value",), ("state", "gate")])
+def test_gradients_of_some_inputs_are_the_same(given: tuple[str, ...], device: Device, seed: int) -> None:
+    x, _ = drawn(ChannelCase(replace(SHAPE, lengths=(33,))), seed, BF16)
+    x = {name: y.to(device.name) if isinstance(y, Tensor) else y for name, y in x.items()}
+
+    def run(names: tuple[str, ...]) -> tuple[Tensor, ...]:
+        leaves = {name: x[name].detach().requires_grad_() for name in names}
+        out, state = chunked_forward(**(x | leaves))
+        return torch.autograd.grad(out.float().square().sum() + state.square().sum(), [leaves[name] for name in given])
+
+    every = ("query", "key", "value", "beta", "gate", "state")
+    assert all(torch.equal(a, b) for a, b in zip(run(given), run(every), strict=True))
+
+
+def test_views_and_tokens_that_no_kernel_takes(device: Device, seed: int) -> None:
+    """Columns of one projection, a gate whose channels have a stride; fp32, by the backward in plain torch."""
+    x, grads = drawn(ChannelCase(replace(SHAPE, lengths=(20,))), seed, BF16)
+    rows = torch.cat([x["query"].flatten(2), x["key"].flatten(2), x["value"].flatten(2)], -1)
+    first, second = x["query"][0, 0].numel(), x["key"][0, 0].numel()
+    views = x | {
+        "query": rows[..., :first].view(x["query"].shape),
+        "key": rows[..., first : first + second].view(x["key"].shape),
+        "value": rows[..., first + second :].view(x["value"].shape),
+        "gate": x["gate"].mT.contiguous().mT,
+    }
+    found, wanted = found_by_kernels(device, views, grads), found_by_kernels(device, x, grads)
+    assert all(torch.equal(found[name], wanted[name]) for name in found)
+    wide = {name: y.float() if isinstance(y, Tensor) and y.is_floating_point() else y for name, y in x.items()}
+    wide_grads = tuple(g.float() for g in grads if g is not None)
+    found, exact = found_by_kernels(device, wide, wide_grads), oracle(wide, wide_grads)  # type: ignore[arg-type]
+    assert all(error(found[name], exact[name]) < 1e-4 for name in found)

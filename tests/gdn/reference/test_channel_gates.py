@@ -133,14 +133,6 @@ def test_a_pool(rng: torch.Generator) -> None:
     assert torch.equal(pool[[1, 2, 4, 5]], old[[1, 2, 4, 5]])
 
 
-def test_gradients_are_refused_by_name(rng: torch.Generator) -> None:
-    x = inputs(3, rng)
-    with pytest.raises(ValueError, match="chunked_forward: gate: expected a gate for each head"):
-        gdn_cuda.chunked_forward(**(x | {"key": x["key"].requires_grad_()}))
-    with pytest.raises(ValueError, match="chunked_forward: gate: expected a gate for each head"):
-        gdn_cuda.chunked_forward(**x, forward="recurrent", lower_bound=-5.0)
-
-
 def test_equal_channels_are_a_gate_for_each_head(rng: torch.Generator) -> None:
     x = inputs(9, rng, "heavy", "repeated")
     gate = x["gate"][..., 0].contiguous()
