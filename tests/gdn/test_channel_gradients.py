@@ -83,3 +83,20 @@ def test_forward_by_token(seed: int) -> None:
     x, grads = drawn(ChannelCase(SHAPE, "bounded raw"), seed, torch.float64)
     found, wanted = gradients_of(chunked_forward, x | {"forward": "recurrent"}, grads), oracle(x, grads)
     assert all(error(found[name], wanted[name]) < 1e-10 for name in found)
+
+
+@pytest.mark.parametrize(
+    "name, wrong",
+    [
+        ("lower_bound", {"lower_bound": 1.0}),
+        ("gate", {"gate": torch.zeros(1, 18, 2, 5)}),
+        ("dt_bias", {"dt_bias": torch.zeros(7), "lower_bound": -5.0}),
+        ("dt_bias", {"dt_bias": torch.zeros(2, 24)}),
+        ("gate_is_linear", {"gate_is_linear": True, "lower_bound": -5.0}),
+        ("checkpoint_every", {"checkpoint_every": 64}),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(name: str, wrong: dict[str, Any], seed: int) -> None:
+    x, _ = drawn(ChannelCase(replace(SHAPE, lengths=(18,))), seed, torch.float32)
+    with pytest.raises(ValueError, match=f"chunked_forward: {name}: expected"):
+        chunked_forward(**(with_leaves(x, "query") | wrong))
