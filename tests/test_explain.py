@@ -202,6 +202,19 @@ def test_the_backward_of_chunked_forward_is_explained() -> None:
     assert alone == both[:-3]
 
 
+def test_the_backward_with_a_gate_for_every_channel_is_explained() -> None:
+    rows = torch.empty(1, 200, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    beta = torch.empty(1, 200, 2, device="meta")
+
+    def step(gate: torch.Tensor) -> None:
+        out, _ = gdn_cuda.chunked_forward(rows.detach(), rows.detach(), rows.detach(), beta, gate)
+        torch.autograd.grad(out.sum(), gate)
+
+    names = [kernel for kernel, _ in launches(explained(step, rows, device="a100"))]
+    chains = 2 * ["gdn/kda_backward_states"]
+    assert names[-4:] == ["gdn/kda_backward_prepare", *chains, "gdn/kda_backward_gradients"]
+
+
 def test_a_call_that_cannot_be_explained_is_refused_in_a_sentence() -> None:
     x = torch.rand(2, 8)
     for wrong, expected in (

@@ -81,6 +81,10 @@ def fla_chunked(x: Inputs) -> Peer:
     return _chunked_or_recurrent(_fla("chunk_gated_delta_rule"), x)
 
 
+def fla_chunked_channels(x: Inputs) -> Peer:
+    return _chunked_or_recurrent(_fla("chunk_kda", "kda"), x)
+
+
 def _chunked_or_recurrent(forward: Any, x: Inputs) -> Peer:
     """FLA's signature of these operators, which FlashQLA has too. Packed sequences are a batch of one."""
     packed = x.get("cu_seqlens") is not None

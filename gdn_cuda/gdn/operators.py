@@ -528,8 +528,6 @@ def chunked_forward(
           a sequence that is skipped is 0, and NaN if its slot is past the pool.
         Query, key, value, beta, gate, state, A_log and dt_bias have gradients, of their own dtype. All are summed in a fixed
           order, so two runs have the same bits. Those that no input requires are not computed.
-        A gate for every channel has no gradients yet: an input that requires one is refused, and forward="recurrent" too, as
-          `recurrent_forward` computes the same.
         With an input that requires a gradient, all results are new: `out`, `final_state`, `state_indices`, `write_indices`,
           `checkpoint_every`, `checkpoint_offsets` and their buffers are refused, as with forward="recurrent". Gradients of
           gradients, forward mode and torch.vmap are refused.

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from . import reference as gdn
+from .channel_gradients import channel_gradients
 
 LEAST_BETA = 2.0**-60  # a beta of 0 counts as this, so that R, and with it the gradient of beta, exists
 
@@ -55,7 +56,8 @@ def gradients(
     chunk: int = gdn.CHUNK,
 ) -> Gradients:
     """Shapes are those of `gdn_cuda.gdn.reference`, with as many heads in query as in key, or fewer than in value. Tokens of no
-    sequence have gradients of 0, whatever they are."""
+    sequence have gradients of 0, whatever they are. Gates of channels have gradients by `channel_gradients`, which has a chunk
+    of its own."""
     dtype = gdn.promoted_dtype(query, key, value, beta, gate, state)
     tokens = value.shape[0]
     spans = [] if cu_seqlens is None else gdn.sequence_spans(cu_seqlens, tokens)
@@ -121,6 +123,11 @@ def _of_batch(
     tokens, heads = v.shape[1], v.shape[2]
     if tokens == 0:
         return Gradients._make([*(torch.zeros_like(x) for x in (q, k, v, beta, gate)), grad_last])
+    if gate.dim() > beta.dim():
+        repeated = (gdn.repeat_heads(q, heads), gdn.repeat_heads(k, heads), v, beta, gate, grad_out)
+        found = channel_gradients(repeated, state, grad_last, scale=scale, only_value_and_state=only_value_and_state)
+        dq, dk = (None if x is None else _summed_heads(x, y) for x, y in ((found.query, q), (found.key, k)))
+        return Gradients._make(found._replace(query=dq, key=dk))
     wide = (gdn.repeat_heads(q, heads), gdn.repeat_heads(k, heads), v, torch.where(beta == 0, LEAST_BETA, beta), gate, grad_out)
     q_, k_, v_, beta_, gate_, do = (gdn.to_chunks(x, chunk) for x in wide)
     beta_ = torch.where(beta_ == 0, LEAST_BETA, beta_)[..., None]  # padding, too
@@ -164,8 +171,13 @@ def _of_batch(
     d_gate = _sum_from(until) + _sum_before(since) + (kept[..., 0] * (e * s).sum((-2, -1))[..., None])
     d_gate = d_gate + _sum_across(moments)
     dq, dk, d_beta, d_gate = (gdn.from_chunks(x, tokens) for x in (dq, dk, d_beta, d_gate))
-    dq, dk = (x.unflatten(2, (y.shape[2], -1)).sum(3) for x, y in ((dq, q), (dk, k)))
+    dq, dk = (_summed_heads(x, y) for x, y in ((dq, q), (dk, k)))
     return Gradients(dq, dk, d_value, d_beta, d_gate, later)
+
+
+def _summed_heads(x: Tensor, like: Tensor) -> Tensor:
+    """Over the value heads of a key head."""
+    return x.unflatten(2, (like.shape[2], -1)).sum(3)
 
 
 def _sum_from(x: Tensor) -> Tensor:

@@ -175,6 +175,8 @@ def gradients_of_gates(
         slope = (2 if x.allow_negative_eigenvalues else 1) * torch.sigmoid(b) * torch.sigmoid(-b)
         d_beta = (d_beta * slope).masked_fill(d_beta == 0, 0)
     is_zero = d_gate == 0
+    if d_gate.dim() > d_beta.dim() and is_raw(x):
+        return d_beta, *_gradients_of_channels(x, gate, d_gate)
     if x.A_log is not None:
         rate_log = x.A_log.to(d_gate.dtype)
         z = x.gate.to(d_gate.dtype) + (0 if x.dt_bias is None else x.dt_bias.to(d_gate.dtype))
@@ -186,6 +188,31 @@ def gradients_of_gates(
     if x.gate_is_linear:
         d_gate = (d_gate / x.gate.to(d_gate.dtype)).masked_fill(is_zero, 0)
     return d_beta, d_gate, None, None
+
+
+def _gradients_of_channels(x: Any, gate: Tensor, d_gate: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of raw gates of channels, A_log and dt_bias."""
+    dtype, over_tokens = d_gate.dtype, tuple(range(d_gate.dim() - 2))
+    heads = d_gate.shape[-2:]
+    z = x.gate.to(dtype) + (0 if x.dt_bias is None else x.dt_bias.to(dtype).view(heads))
+    rate_log = torch.zeros_like(z[..., :1]) if x.A_log is None else x.A_log.to(dtype)[:, None]
+    if x.lower_bound is None:
+        is_reset = gate.isneginf()
+        by_raw = -(rate_log + F.logsigmoid(z)).exp().masked_fill(is_reset, 0)
+        by_rate = gate.to(dtype).masked_fill(is_reset, 0)
+    else:
+        rate = rate_log.exp().clamp(max=torch.finfo(dtype).max)
+        scaled = rate * z
+        slope = x.lower_bound * torch.sigmoid(scaled) * torch.sigmoid(-scaled)
+        by_raw = (slope * rate).masked_fill(slope == 0, 0)
+        by_rate = (slope * scaled).masked_fill(slope == 0, 0)
+    is_zero = d_gate == 0
+    d_raw, d_rate = ((d_gate * y).masked_fill(is_zero, 0) for y in (by_raw, by_rate))
+    return (
+        d_raw,
+        None if x.A_log is None else d_rate.sum((*over_tokens, -1)),
+        None if x.dt_bias is None else d_raw.sum(over_tokens),
+    )
 
 
 def _initial(state: Tensor | None, has_initial_state: Tensor | None) -> Tensor | None:

@@ -239,6 +239,27 @@ def backward() -> None:
                 torch.autograd.grad(results, list(leaves.values()), [torch.ones_like(y) for y in results])
 
 
+@sanitizes("kda_backward_prepare", "kda_backward_states", "kda_backward_gradients")
+def kda_backward() -> None:
+    """Packed sequences with right and invalid offsets, gates in every form, and key heads that share value heads."""
+    for dk, dv in ((64, 72), (128, 128), (256, 40)):
+        for x in (padded(dk, dv, 150), packed(dk, dv), *hostile(dk, dv)):
+            heads, tokens = x["value"].shape[-2], x["value"].shape[:-1]
+            gates = x | {"gate": -draw(*tokens, dk).abs()}
+            raw = gates | {"dt_bias": draw(heads, dk), "beta_is_logit": True, "use_qk_l2norm": True}
+            bounded = raw | {"A_log": draw(heads), "lower_bound": -5.0, "gate": draw(*tokens, dk, dtype=torch.bfloat16)}
+            for call, names in (
+                (gates, ("query", "state")),
+                (raw | {"A_log": draw(heads)}, ("gate", "A_log")),
+                (bounded, ("key", "dt_bias")),
+                (gates | {"gate": gates["gate"].exp(), "gate_is_linear": True}, ("gate", "beta")),
+                (gates, ("value",)),
+            ):
+                leaves = {name: call[name].clone().requires_grad_() for name in names}
+                results = gdn_cuda.chunked_forward(**(call | leaves))
+                torch.autograd.grad(results, list(leaves.values()), [torch.ones_like(y) for y in results])
+
+
 @sanitizes("chunk_cumsum", "mn_major", "compute_u_w", "seq_state_update", "compute_o")
 def chunk_steps() -> None:
     for dk, dv in ((128, 128), (96, 192)):

@@ -16,6 +16,7 @@ from ..operators.registration import library
 from ..operators.schema import refuse
 from . import reference as gdn
 from . import reference_operators as reference
+from .channel_gradients import CHUNK as CHANNEL_CHUNK
 from .inputs import make_gdn_inputs, make_packed_gdn_inputs
 from .reference_gradients import gradients
 
@@ -38,11 +39,15 @@ def _shapes(x: Any) -> tuple[Tensor, ...]:
 
 def _checkpoints(x: Any) -> int:
     """How many states forward leaves for the backward, as `checkpoint_interval` in csrc/families/gdn/gated_delta_rule.cpp."""
-    if x.value.device.type != "cuda" or x.recurrent or x.deterministic or x.cu_seqlens is not None:
+    if x.value.device.type != "cuda" or x.recurrent or x.deterministic or x.cu_seqlens is not None or _has_channel_gates(x):
         return 0
     blocks = x.value.shape[0] * gdn.heads_of(x.query, x.value) * -(-x.value.shape[-1] // 64)
     tokens, interval = x.value.shape[1], 1024 if blocks < 64 else 8192
     return 0 if blocks >= 256 or tokens <= interval else x.value.shape[0] * (tokens // interval)
+
+
+def _has_channel_gates(x: Any) -> bool:
+    return x.gate is not None and x.gate.dim() == x.value.dim()
 
 
 def _gradient_shapes(x: Any) -> tuple[Tensor, ...]:
@@ -95,7 +100,9 @@ def _backward_by_reference(x: Any) -> tuple[Tensor, ...]:
     if x.only_state:
         by["value"] = None
     elif not x.only_value_and_state:
-        by_gates = reference.gradients_of_gates(y, gate, joined("beta", -1), joined("gate", -1))
+        by_gates = reference.gradients_of_gates(
+            y, gate, joined("beta", -1), joined("gate", -2 if _has_channel_gates(y) else -1)
+        )
         by |= dict(zip(("beta", "gate", "A_log", "dt_bias"), by_gates, strict=True))
 
     def result(name: str) -> Tensor:
@@ -110,13 +117,10 @@ def _backward_by_reference(x: Any) -> tuple[Tensor, ...]:
 def _groups(y: Any) -> list[tuple[int, int]]:
     """Key heads, first and past the last, whose states of every chunk and their gradients fit into the workspace."""
     key_heads, heads, dv, dk = y.key.shape[-2], y.value.shape[-2], y.value.shape[-1], y.key.shape[-1]
-    chunks = sum(-(-length // gdn.CHUNK) for length in reference.lengths_of(y.value, y.cu_seqlens).tolist())
+    chunk = CHANNEL_CHUNK if _has_channel_gates(y) else gdn.CHUNK
+    chunks = sum(-(-length // chunk) for length in reference.lengths_of(y.value, y.cu_seqlens).tolist())
     key_head_bytes = (
-        heads
-        // max(key_heads, 1)
-        * chunks
-        * (4 * dv * dk + 8 * gdn.CHUNK * (gdn.CHUNK + dv + dk))
-        * wide_enough(y.value).itemsize
+        heads // max(key_heads, 1) * chunks * (4 * dv * dk + 8 * chunk * (chunk + dv + dk)) * wide_enough(y.value).itemsize
     )
     workspace = max(_WORKSPACE, key_head_bytes) if y.workspace is None else y.workspace
     if key_head_bytes > workspace:
@@ -135,7 +139,7 @@ def _of_heads(y: Any, beta: Tensor, gate: Tensor, first: int, end: int) -> Any:
         y.key[..., keys, :],
         y.value[..., values, :],
         beta[..., values],
-        gate[..., values],
+        gate[..., values] if gate.dim() == beta.dim() else gate[..., values, :],
         None if y.state is None else y.state[:, values],
         y.cu_seqlens,
         y.grad_out[..., values, :],
@@ -202,6 +206,14 @@ def _example_packed(B: int, T: int, seed: int) -> dict[str, Any]:
     return _given(make_packed_gdn_inputs([3, 0, 70], Hk=2, Hv=4, dk=16, dv=8, dtype=torch.float32, seed=seed))
 
 
+@example(call_operator("gated_delta_rule"), "gated_delta_rule, gates of channels")
+def _example_channels(B: int, T: int, seed: int) -> dict[str, Any]:
+    x = _example(B, T, seed)
+    bias = torch.zeros(x["value"].shape[-2], x["key"].shape[-1])
+    gate = x["gate"].to(torch.bfloat16)[..., None].expand(*x["gate"].shape, x["key"].shape[-1]).contiguous()
+    return x | {"gate": gate, "dt_bias": bias, "lower_bound": -5.0}
+
+
 @example(call_operator("gated_delta_rule_backward"))
 def _example_backward(B: int, T: int, seed: int) -> dict[str, Any]:
     x = _example(B, T, seed)
@@ -260,17 +272,13 @@ def with_gradients(
     for argument, given in written.items():
         if given is not None:
             refuse(_NAME, argument, f"None {why}", "a tensor" if isinstance(given, Tensor) else type(given).__name__)
-    if isinstance(gate, Tensor) and isinstance(value, Tensor) and gate.dim() == value.dim():
-        refuse(_NAME, "gate", f"a gate for each head, (…, Hv), {why}", tuple(gate.shape))
-    if lower_bound is not None:
-        refuse(_NAME, "lower_bound", f"None {why}", lower_bound)
     if checkpoint_every:
         refuse(_NAME, "checkpoint_every", f"0 {why}", checkpoint_every)
     if not update_state:
         refuse(_NAME, "update_state", "True without state_indices", update_state)
     if state_dtype is not None:
         _check_state_dtype(state_dtype, query)
-    gates = (A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear, has_initial_state)
+    gates = (A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear, lower_bound, has_initial_state)
     options = (cu_seqlens, scale, use_qk_l2norm, deterministic, *gates, forward == "recurrent")
     result, last, _ = _rule(query, key, value, beta, gate, state, *options, workspace)
     if not output_final_state:

@@ -112,12 +112,13 @@ struct GDN_HOLDS_TENSORS GatedDeltaRule {
     bool use_qk_l2norm = false;
     bool deterministic = false;
     GateOptions gates = {};
+    GateBound bound = {};
     OptionalTensor has_initial_state = {};
     bool recurrent = false;                 // the forward is recurrent_forward's, token by token
     std::optional<int64_t> workspace = {};  // bytes for the backward at a time; absent: a GiB, or the least it needs
 
-    GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, deterministic, gates, has_initial_state,
-               recurrent, workspace)
+    GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, deterministic, gates, bound,
+               has_initial_state, recurrent, workspace)
 };
 // (out, final state, checkpoints: fp32 states within long sequences, for the backward)
 std::tuple<Tensor, Tensor, Tensor> gated_delta_rule(const GatedDeltaRule& arguments);

@@ -10,11 +10,9 @@
 #include "backward_mma.hpp"
 #include "prepared.hpp"
 #include "summary_passes.hpp"
+#include "wanted_gradients.hpp"
 
 namespace gdn_cuda::gdn {
-
-// Which gradients are computed.
-enum class WantedGradients { all, value_and_state, state };
 
 // What the passes hand over, for tokens in `chunks` chunks of all sequences; all parts of a call use the same memory, one after
 // another. The gradients of values and of the state need the first three, that of the state alone the first two.

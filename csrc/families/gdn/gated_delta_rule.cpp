@@ -11,6 +11,7 @@
 #include "backward_passes.hpp"
 #include "chunk_gates_backward.hpp"
 #include "chunk_inputs.hpp"
+#include "kda_backward_passes.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {
@@ -26,10 +27,14 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Ten
 // Tokens between the states that forward leaves for the backward; 0: none. Often where there are few blocks, for parts of
 // sequences that run at once; else for windows of tokens that fit the workspace. None where whole sequences fill a GPU, or a
 // sequence has to have the same bits in every batch. gdn_cuda/gdn/training.py has the shapes.
+bool has_channel_gates(const GatedDeltaRule& x) {
+    return x.gate && x.gate->dim() == x.value->dim();
+}
 int64_t checkpoint_interval(const GatedDeltaRule& x, const Sequences& sequences) {
     const int64_t blocks = sequences.count * sequences.heads * ceil_div(sequences.dv, i64{kValueRows});
     const int64_t interval = blocks < 64 ? 1024 : 8192;
-    const bool none = x.recurrent || x.deterministic || sequences.packed() || blocks >= 256 || sequences.tokens <= interval;
+    const bool none = x.recurrent || x.deterministic || sequences.packed() || has_channel_gates(x) || blocks >= 256 ||
+                      sequences.tokens <= interval;
     return none ? 0 : interval;
 }
 std::vector<int64_t> checkpoint_sizes(const Sequences& sequences, int64_t interval) {
@@ -50,6 +55,7 @@ ChunkedForward as_chunked_forward(const GatedDeltaRule& x, int64_t checkpoint_in
             .checkpoint_every = checkpoint_interval,
             .deterministic = x.deterministic,
             .gates = x.gates,
+            .bound = x.bound,
             .has_initial_state = x.has_initial_state};
 }
 
@@ -65,7 +71,7 @@ PreparedRule prepare_rule(const GatedDeltaRule& x) {
     PreparedRule prepared{prepare_states(sequences, x.use_qk_l2norm), {}};
     prepared.args.outputs = prepared.args.dv;
     prepared.args.scale = scale_of(check, x.scale, sequences);
-    prepared.tensors = check_gates(check, prepared, x.beta, x.gate, x.gates);
+    prepared.tensors = check_gates(check, prepared, x.beta, x.gate, x.gates, x.bound);
     if (x.workspace) GDN_REQUIRE(check, *x.workspace >= 0, "workspace", "bytes, not negative", fmt::format("{}", *x.workspace));
     if (const View state = view_of(x.state); state.defined()) {
         prepared.args.initial = check_initial(check, prepared, "state", state, 4);
@@ -96,7 +102,9 @@ std::tuple<Tensor, Tensor, Tensor> run_rule(const GatedDeltaRule& x) {
     const PreparedRule prepared = prepare_rule(x);
     const Sequences& sequences = prepared.sequences;
     const Target target = target_of(kFunction, sequences.query);
-    if (kernels_take(prepared, target)) {
+    if (kernels_take(prepared, target) && has_channel_gates(x)) {
+        KdaBackwardPasses::prefetch(prepared.args, sequences.io, target);
+    } else if (kernels_take(prepared, target)) {
         BackwardPasses::prefetch(prepared.args, sequences.io, target);
         prefetch<ChunkGatesBackward>(kChunkGatesBackwardConfigurations.front(), target);
     }
@@ -116,6 +124,7 @@ std::tuple<Tensor, Tensor, Tensor> run_rule(const GatedDeltaRule& x) {
                                .is_qk_norm = x.use_qk_l2norm,
                                .scale = x.scale,
                                .gates = x.gates,
+                               .bound = x.bound,
                                .has_initial_state = x.has_initial_state});
         return {out, last, without_checkpoints()};
     }
@@ -178,41 +187,56 @@ Tensor without_unwritten(const Tensor& gradient, const GatedDeltaRule& forward) 
     return math::masked_fill(gradient, is_zero, math::number(0));
 }
 
-Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x, const Target& target) {
-    const GatedDeltaRule& forward = x.forward;
-    const Sequences& sequences = prepared.sequences;
-    const bool packed = sequences.packed();
-    const std::vector<int64_t> none{0}, states{sequences.count, sequences.heads, sequences.dv, sequences.dk},
-        numbers{packed ? 1 : sequences.count, sequences.tokens, sequences.heads};
-    const auto made = [&](const Tensor& like) { return torch::stable::new_empty(like, sizes_of(View(like))); };
-    const auto rows = [&](const Tensor& x) { return rows_of(sequences.without_batch(View(x))); };
-    const Tensor dq = made(forward.query), dk = made(forward.key), dv = made(forward.value);
-    const Tensor to_state = torch::stable::new_empty(forward.value, states, ScalarType::Float);
-    const WantedGradients wanted = x.only_state             ? WantedGradients::state
-                                   : x.only_value_and_state ? WantedGradients::value_and_state
-                                                            : WantedGradients::all;
-    if (packed && wanted != WantedGradients::state) {  // tokens of no sequence have gradients of 0
+// What the backward by kernels reads and writes beside the call's own tensors.
+struct BackwardTensors {
+    WantedGradients wanted;
+    Tensor query, key, value, state;  // gradients; tokens of no sequence have zeros
+    Tensor output;                    // the output's gradient
+    OptionalTensor initial, final;    // states in fp32, and the final state's gradient
+    Tensor absent;
+
+    BackwardTensors(const Sequences& sequences, const GatedDeltaRuleBackward& x, const Target& target)
+        : wanted(x.only_state             ? WantedGradients::state
+                 : x.only_value_and_state ? WantedGradients::value_and_state
+                                          : WantedGradients::all),
+          query(like(x.forward.query)),
+          key(like(x.forward.key)),
+          value(like(x.forward.value)),
+          state(torch::stable::new_empty(x.forward.value, {sequences.count, sequences.heads, sequences.dv, sequences.dk},
+                                         ScalarType::Float)),
+          output(!x.grad_out ? zeros(x.forward.value, sizes_of(View(x.forward.value)), x.forward.value->scalar_type())
+                 : has_vectors(View(*x.grad_out)) ? *x.grad_out
+                                                  : torch::stable::contiguous(*x.grad_out)),
+          initial(without_absent(in_fp32(x.forward.state), x.forward)),
+          final(in_fp32(x.grad_final_state)),
+          absent(torch::stable::new_empty(x.forward.value, {0}, ScalarType::Float)) {
+        if (!sequences.packed() || wanted == WantedGradients::state) return;
         const auto token_rows = [&](const Tensor& gradient, int64_t heads, int64_t d) {
             const i64 bytes = heads * d * bytes_of(sequences.io);
             return common::TokenRows{.data = memory_of(gradient), .token = bytes, .rows = 1, .bytes = static_cast<int>(bytes)};
         };
         common::UncoveredZeros::run(
-            {token_rows(dq, sequences.key_heads, sequences.dk), token_rows(dk, sequences.key_heads, sequences.dk),
-             token_rows(dv, sequences.value_heads, sequences.dv)},
+            {token_rows(query, sequences.key_heads, sequences.dk), token_rows(key, sequences.key_heads, sequences.dk),
+             token_rows(value, sequences.value_heads, sequences.dv)},
             tagged(sequences.cu_seqlens), static_cast<int>(sequences.count), static_cast<int>(sequences.tokens), target);
     }
-    const std::vector<int64_t>& gates_sizes = wanted == WantedGradients::all ? numbers : none;
-    const Tensor by_gate = zeros(forward.value, gates_sizes, ScalarType::Float),
-                 by_beta = zeros(forward.value, gates_sizes, ScalarType::Float);
+    static Tensor like(const Tensor& x) { return torch::stable::new_empty(x, sizes_of(View(x))); }
+    Tensor gradient_of(const OptionalTensor& x) const { return x ? like(*x) : absent; }
+};
 
-    const Tensor grad_out = !x.grad_out ? zeros(forward.value, sizes_of(View(forward.value)), forward.value->scalar_type())
-                            : has_vectors(View(*x.grad_out)) ? *x.grad_out
-                                                             : torch::stable::contiguous(*x.grad_out);
-    const OptionalTensor initial = without_absent(in_fp32(forward.state), forward),
-                         final_gradient = in_fp32(x.grad_final_state);
+Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x, const Target& target) {
+    const GatedDeltaRule& forward = x.forward;
+    const Sequences& sequences = prepared.sequences;
+    const BackwardTensors tensors(sequences, x, target);
+    const auto rows = [&](const Tensor& x) { return rows_of(sequences.without_batch(View(x))); };
     const auto place = [&](const OptionalTensor& states) {
         return states ? contiguous_states(memory_of(*states), sequences, DType::f32) : RecurrentStates{};
     };
+    const WantedGradients wanted = tensors.wanted;
+    const std::vector<int64_t> numbers{sequences.packed() ? 1 : sequences.count, sequences.tokens, sequences.heads},
+        gates_sizes = wanted == WantedGradients::all ? numbers : std::vector<int64_t>{0};
+    const Tensor by_gate = zeros(forward.value, gates_sizes, ScalarType::Float),
+                 by_beta = zeros(forward.value, gates_sizes, ScalarType::Float);
 
     ChunkInputs inputs(prepared, forward.value, target);
     const GdnCall given = prepared.args;
@@ -228,28 +252,27 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
     }
     const BackwardPasses passes{.call = prepared.args,
                                 .io = sequences.io,
-                                .output_gradient = rows(grad_out),
-                                .query_gradient = rows(dq),
-                                .key_gradient = rows(dk),
-                                .value_gradient = rows(dv),
-                                .initial = place(initial),
-                                .final_gradient = place(final_gradient),
-                                .initial_gradient = contiguous_states(memory_of(to_state), sequences, DType::f32),
+                                .output_gradient = rows(tensors.output),
+                                .query_gradient = rows(tensors.query),
+                                .key_gradient = rows(tensors.key),
+                                .value_gradient = rows(tensors.value),
+                                .initial = place(tensors.initial),
+                                .final_gradient = place(tensors.final),
+                                .initial_gradient = place(tensors.state),
                                 .checkpoints = checkpoints,
                                 .beta_gradient = static_cast<float*>(memory_of(by_beta)),
                                 .gate_gradient = static_cast<float*>(memory_of(by_gate)),
                                 .wanted = wanted,
                                 .deterministic = forward.deterministic};
     passes.run(Checks{kFunction}, sequences, forward.workspace, forward.value, target);
-    const Tensor absent = torch::stable::new_empty(forward.value, none, ScalarType::Float);
-    const Tensor state_gradient = forward.state ? *without_absent(to_state, forward) : absent;
+    const Tensor& absent = tensors.absent;
+    const Tensor state_gradient = forward.state ? *without_absent(tensors.state, forward) : absent;
     if (wanted == WantedGradients::state) return {absent, absent, absent, absent, absent, state_gradient, absent, absent};
     if (wanted == WantedGradients::value_and_state)
-        return {absent, absent, without_unwritten(dv, forward), absent, absent, state_gradient, absent, absent};
+        return {absent, absent, without_unwritten(tensors.value, forward), absent, absent, state_gradient, absent, absent};
 
     // Gates, as the call has them.
-    const auto gradient_of = [&](const OptionalTensor& x) { return x ? made(*x) : absent; };
-    const Tensor to_beta = gradient_of(forward.beta), to_gate = gradient_of(forward.gate);
+    const Tensor to_beta = tensors.gradient_of(forward.beta), to_gate = tensors.gradient_of(forward.gate);
     const bool raw = forward.gates.A_log.has_value();
     ChunkGatesBackwardArgs gates{.gate = given.gate,
                                  .beta = given.beta,
@@ -273,7 +296,53 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
     const auto sum_of = [&](int64_t which, bool is_given) {
         return is_given ? math::sum(torch::stable::select(sums, 0, which), 0) : absent;
     };
-    return {dq, dk, dv, to_beta, to_gate, state_gradient, sum_of(0, raw), sum_of(1, forward.gates.dt_bias.has_value())};
+    return {tensors.query, tensors.key,    tensors.value,  to_beta,
+            to_gate,       state_gradient, sum_of(0, raw), sum_of(1, forward.gates.dt_bias.has_value())};
+}
+
+Gradients run_by_channel_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x, const Target& target) {
+    const GatedDeltaRule& forward = x.forward;
+    const Sequences& sequences = prepared.sequences;
+    const BackwardTensors tensors(sequences, x, target);
+    const Tensor& absent = tensors.absent;
+    const auto rows = [&](const Tensor& x) { return rows_of(sequences.without_batch(View(x))); };
+    const auto place = [&](const OptionalTensor& states) {
+        return states ? contiguous_states(memory_of(*states), sequences, DType::f32) : RecurrentStates{};
+    };
+    const bool all = tensors.wanted == WantedGradients::all;
+    const auto gate_gradient = [&](const OptionalTensor& x) {  // tokens of no sequence have zeros
+        if (!x || !all) return absent;
+        return sequences.packed() ? zeros(*x, sizes_of(View(*x)), x->scalar_type()) : tensors.like(*x);
+    };
+    const Tensor to_beta = gate_gradient(forward.beta), to_gate = gate_gradient(forward.gate);
+    KdaBackwardPasses passes{.call = prepared.args,
+                             .io = sequences.io,
+                             .output_gradient = rows(tensors.output),
+                             .query_gradient = rows(tensors.query),
+                             .key_gradient = rows(tensors.key),
+                             .value_gradient = rows(tensors.value),
+                             .initial = place(tensors.initial),
+                             .final_gradient = place(tensors.final),
+                             .initial_gradient = place(tensors.state),
+                             .gate_gradient = all ? tagged(View(to_gate)) : Tagged{},
+                             .beta_gradient = all && forward.beta ? tagged(View(to_beta)) : Tagged{},
+                             .sums = nullptr,
+                             .wanted = tensors.wanted};
+    const bool has_A_log = forward.gates.A_log.has_value(), has_bias = forward.gates.dt_bias.has_value(),
+               sums_gates = all && (has_A_log || has_bias);
+    const Tensor sums =
+        zeros(forward.value, {2, sums_gates ? passes.chunks() : 0, sequences.heads, sequences.dk}, ScalarType::Float);
+    if (sums_gates) passes.sums = static_cast<float*>(memory_of(sums));
+    passes.run(Checks{kFunction}, forward.workspace, forward.value, target);
+    const auto sum_of = [&](int64_t which) { return math::sum(torch::stable::select(sums, 0, which), 0); };
+    return {all ? tensors.query : absent,
+            all ? tensors.key : absent,
+            tensors.wanted == WantedGradients::state ? absent : tensors.value,
+            to_beta,
+            to_gate,
+            forward.state ? *without_absent(tensors.state, forward) : absent,
+            all && has_A_log ? math::sum(sum_of(0), -1) : absent,
+            all && has_bias ? torch::stable::reshape(sum_of(1), forward.gates.dt_bias->sizes()) : absent};
 }
 
 // (…, H, d) to (…, heads, d): adjacent heads are copies of one.
@@ -307,7 +376,8 @@ Gradients run_backward(const GatedDeltaRuleBackward& x) {
     }
     const DeviceScope scope(prepared.sequences.query.device_index);
     const Target target = target_of(kFunction, prepared.sequences.query);
-    if (kernels_take(prepared, target)) return run_by_kernels(prepared, x, target);
+    if (kernels_take(prepared, target))
+        return has_channel_gates(x.forward) ? run_by_channel_kernels(prepared, x, target) : run_by_kernels(prepared, x, target);
     return call_through_torch<BackwardByReference, Gradients>(BackwardByReference{x});
 }
 // Where Python has not registered the reference.

@@ -157,14 +157,6 @@ def test_states_after_any_token(channels: bool, padded: bool, rng: torch.Generat
         assert (rows[n] - wanted).norm() <= 1e-5 * max(states[n].norm(), 1)
 
 
-def test_gradients_are_refused_by_name(rng: torch.Generator) -> None:
-    x = inputs(3, rng)
-    with pytest.raises(ValueError, match="chunked_forward: gate: expected a gate for each head"):
-        gdn_cuda.chunked_forward(**(x | {"key": x["key"].requires_grad_()}))
-    with pytest.raises(ValueError, match="chunked_forward: gate: expected a gate for each head"):
-        gdn_cuda.chunked_forward(**x, forward="recurrent", lower_bound=-5.0)
-
-
 def test_equal_channels_are_a_gate_for_each_head(rng: torch.Generator) -> None:
     x = inputs(9, rng, "heavy", "repeated")
     gate = x["gate"][..., 0].contiguous()

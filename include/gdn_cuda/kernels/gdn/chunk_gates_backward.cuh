@@ -11,14 +11,10 @@
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/chunk_gates_backward_plan.cuh>
+#include <gdn_cuda/kernels/recurrence/decay_slopes.cuh>
 #include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
 
 namespace gdn_cuda::gdn {
-
-// The derivative of log_decay(A_log, z) by z. exp(A_log) alone may be infinite.
-__device__ __forceinline__ float log_decay_slope(float A_log, float z) {
-    return -expf(A_log - softplus(-z));
-}
 
 template <ChunkGatesBackwardConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads()) chunk_gates_backward(const __grid_constant__ ChunkGatesBackwardArgs args) {

@@ -26,11 +26,11 @@ struct BackwardHandover {
 
 // Chunks of sequence n begin at this index, so that no two sequences share one and no search is needed. Packed sequences leave
 // some indices unused.
-GDN_HOST_DEVICE constexpr i64 first_chunk_index(bool packed, int sequence, i64 start, int tokens) {
-    return packed ? start / kChunk + sequence : sequence * ceil_div(tokens, kChunk);
+GDN_HOST_DEVICE constexpr i64 first_chunk_index(bool packed, int sequence, i64 start, int tokens, int chunk = kChunk) {
+    return packed ? start / chunk + sequence : sequence * ceil_div(tokens, chunk);
 }
-GDN_HOST_DEVICE constexpr i64 chunk_indices(bool packed, int sequences, int tokens) {
-    return packed ? tokens / kChunk + sequences : sequences * ceil_div(tokens, kChunk);
+GDN_HOST_DEVICE constexpr i64 chunk_indices(bool packed, int sequences, int tokens, int chunk = kChunk) {
+    return packed ? tokens / chunk + sequences : sequences * ceil_div(tokens, chunk);
 }
 
 }  // namespace gdn_cuda::gdn
@@ -42,21 +42,23 @@ GDN_HOST_DEVICE constexpr i64 chunk_indices(bool packed, int sequences, int toke
 namespace gdn_cuda::gdn {
 
 // The chunk with an index; a sequence of -1 where the index is unused.
-__device__ __forceinline__ ChunkPlace chunk_at(const Tagged& cu_seqlens, int sequences, int tokens, i64 index) {
+__device__ __forceinline__ ChunkPlace chunk_at(const Tagged& cu_seqlens, int sequences, int tokens, i64 index,
+                                               int chunk = kChunk) {
     const bool packed = cu_seqlens.data != nullptr;
     int sequence = 0;
     if (packed) {  // the last sequence whose first index is not past this one
         for (int many = sequences; many > 1;) {
             const int half = many / 2, middle = sequence + half;
-            if (first_chunk_index(true, middle, span_of(cu_seqlens, middle, tokens).start, tokens) <= index) sequence = middle;
+            if (first_chunk_index(true, middle, span_of(cu_seqlens, middle, tokens).start, tokens, chunk) <= index)
+                sequence = middle;
             many = sequence == middle ? many - half : half;
         }
     } else {
-        sequence = static_cast<int>(index / ceil_div(tokens, kChunk));
+        sequence = static_cast<int>(index / ceil_div(tokens, chunk));
     }
     if (sequence >= sequences) return {-1, 0, 0, 0};
     const Span span = span_of(cu_seqlens, sequence, tokens);
-    const i64 first = (index - first_chunk_index(packed, sequence, span.start, tokens)) * kChunk;
+    const i64 first = (index - first_chunk_index(packed, sequence, span.start, tokens, chunk)) * chunk;
     return {first >= 0 && first < span.length ? sequence : -1, static_cast<int>(first), span.start, span.length};
 }
 
