@@ -35,7 +35,7 @@ _NAME = "kda_decode_layer"
 TAPS = 4  # of the convolution, at most
 POOLS = ("conv_pool", "key_conv_pool", "value_conv_pool", "state_pool")
 _READ = ("qkv", "a", "b", "conv_weight", "conv_bias", "A_log", "dt_bias", "z", "norm_weight", "state_indices")
-_DIFFERENTIABLE = "conv_split_l2norm, gated_delta_rule and rms_norm_gated"
+_DIFFERENTIABLE = "kda_prefill_layer without pools"
 
 
 def _heads(qkv: Tensor, state_pool: Tensor) -> tuple[tuple[int, int], int, int]:
