@@ -3,7 +3,7 @@ calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
@@ -44,15 +44,15 @@ def _heads(qkv: Tensor, state_pool: Tensor) -> tuple[tuple[int, int], int, int]:
     return ((qkv.shape[-1] - heads_v * dv) // (2 * dk), heads_v), dk, dv
 
 
-def _conv_parts(qkv: Tensor, x: Any, widths: list[int]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+def _conv_parts(x: Mapping[str, Any], widths: list[int]) -> list[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
     """(inputs, pool, weight, bias) of the convolution: all channels, or those of query, key and value with pools of their
     own."""
-    if x.key_conv_pool is None:
-        yield qkv, x.conv_pool, x.conv_weight, x.conv_bias
-        return
-    biases = (None,) * 3 if x.conv_bias is None else x.conv_bias.split(widths)
-    pools = (x.conv_pool, x.key_conv_pool, x.value_conv_pool)
-    yield from zip(qkv.split(widths, -1), pools, x.conv_weight.split(widths), biases, strict=True)
+    qkv, weight, bias = x["qkv"], x["conv_weight"], x["conv_bias"]
+    if x["key_conv_pool"] is None:
+        return [(qkv, x["conv_pool"], weight, bias)]
+    biases = (None, None, None) if bias is None else bias.split(widths)
+    pools = [x[name] for name in POOLS[:3]]
+    return list(zip(qkv.split(widths, -1), pools, weight.split(widths), biases, strict=True))
 
 
 def _widths(heads: tuple[int, int], dk: int, dv: int) -> list[int]:
@@ -72,7 +72,7 @@ def _reference(x: Any) -> Tensor:
     options |= dict.fromkeys(("cache_seqlens", "num_accepted_tokens", "cu_seqlens"))
     parts = [
         convolved(SimpleNamespace(x=inputs, conv_state=pool, weight=weight, bias=bias, **options))
-        for inputs, pool, weight, bias in _conv_parts(x.qkv, x, _widths(*sizes))
+        for inputs, pool, weight, bias in _conv_parts(vars(x), _widths(*sizes))
     ]
     query, key, value = (rows[:, None] for rows in split_heads(torch.cat(parts, -1), *sizes))
     wide = {name: y.double() for name in ("a", "b", "A_log", "dt_bias") if (y := getattr(x, name)) is not None}
@@ -201,36 +201,37 @@ def by_operators(qkv: Tensor, a: Tensor, b: Tensor, **x: Any) -> Tensor:
     for name in (*_READ, *POOLS):
         if not isinstance(x[name], (Tensor, type(None)) if name in optional else Tensor):
             raise ValueError(not_a_tensor(_NAME, name, x[name], optional=name in optional))
-    read, call = {name: x[name] for name in _READ}, SimpleNamespace(**x)
+    read = {name: x[name] for name in _READ}
+    z, conv_weight, state_pool = x["z"], x["conv_weight"], x["state_pool"]
     for name, rank, layout in (("qkv", 2, "(B, C)"), ("state_pool", 4, "(slots, Hv, dv, dk)"), ("a", 3, "(B, Hv, dk)")):
         if x[name].dim() != rank:
             refuse(_NAME, name, layout, str(tuple(x[name].shape)))
     if b.dim() != 2:
         refuse(_NAME, "b", "(B, Hv)", str(tuple(b.shape)))
-    if (call.z is None) != (call.norm_weight is None):
-        refuse(_NAME, "z" if call.z is None else "norm_weight", "z with norm_weight, or neither", "None")
-    if (call.key_conv_pool is None) != (call.value_conv_pool is None):
-        missing = "key_conv_pool" if call.key_conv_pool is None else "value_conv_pool"
+    if (z is None) != (x["norm_weight"] is None):
+        refuse(_NAME, "z" if z is None else "norm_weight", "z with norm_weight, or neither", "None")
+    if (x["key_conv_pool"] is None) != (x["value_conv_pool"] is None):
+        missing = "key_conv_pool" if x["key_conv_pool"] is None else "value_conv_pool"
         refuse(_NAME, missing, "key_conv_pool with value_conv_pool, or neither", "None")
-    sizes = heads, dk, dv = _heads(qkv, call.state_pool)
+    sizes = heads, dk, dv = _heads(qkv, state_pool)
     widths = _widths(*sizes)
     if heads[0] < 1 or heads[1] % heads[0] or sum(widths) != qkv.shape[1]:
         expected = f"(B, 2 Hk {dk} + {heads[1]} {dv}) with Hk a divisor of the {heads[1]} value heads"
         refuse(_NAME, "qkv", expected, str(tuple(qkv.shape)))
-    if call.conv_weight.dim() != 2 or call.conv_weight.shape[0] != qkv.shape[1]:
-        refuse(_NAME, "conv_weight", f"(C={qkv.shape[1]}, W)", str(tuple(call.conv_weight.shape)))
+    if conv_weight.dim() != 2 or conv_weight.shape[0] != qkv.shape[1]:
+        refuse(_NAME, "conv_weight", f"(C={qkv.shape[1]}, W)", str(tuple(conv_weight.shape)))
     for name in POOLS[:3]:
-        if x[name] is not None and (x[name].dim() != 3 or x[name].shape[0] != call.state_pool.shape[0]):
-            refuse(_NAME, name, f"({call.state_pool.shape[0]} slots, channels, columns)", str(tuple(x[name].shape)))
-    slots, null_slot = call.state_indices, call.null_slot
+        if x[name] is not None and (x[name].dim() != 3 or x[name].shape[0] != state_pool.shape[0]):
+            refuse(_NAME, name, f"({state_pool.shape[0]} slots, channels, columns)", str(tuple(x[name].shape)))
+    slots, null_slot = x["state_indices"], x["null_slot"]
     o = qkv.new_empty(qkv.shape[0], 1, heads[1], dv)
     step = {name: x[name] for name in ("A_log", "dt_bias", "lower_bound", "state_pool", "state_indices", "null_slot", "scale")}
     step |= {"a": a[:, None], "b": b[:, None], "out": o}
     step["allow_negative_eigenvalues"] = x.get("allow_negative_eigenvalues", False)
-    norm = {"gate": None if call.z is None else call.z.unflatten(-1, (heads[1], dv))[:, None], "weight": call.norm_weight}
+    norm = {"gate": None if z is None else z.unflatten(-1, (heads[1], dv))[:, None], "weight": x["norm_weight"]}
     norm |= {"eps": x.get("norm_eps", 1e-5), "activation": x.get("gate_activation", "sigmoid")}
     activation = x.get("activation", "silu")
-    conv = list(_conv_parts(qkv, call, widths))
+    conv = _conv_parts(x, widths)
 
     def checks() -> None:
         """Checks the operators that run after a convolution has written its states; shapes of results are those of inputs."""
@@ -244,7 +245,7 @@ def by_operators(qkv: Tensor, a: Tensor, b: Tensor, **x: Any) -> Tensor:
         if on_cpu(qkv):
             more = dict.fromkeys(("cu_seqlens", "num_accepted_tokens", "step_states", "step_slots", "write_indices"))
             decode_slots(SimpleNamespace(**rows, **step, **more))
-        if call.z is not None:
+        if z is not None:
             check_call("rms_norm_gated", x=o, norm_before_gate=True, **norm)
 
     def run() -> Tensor:
@@ -254,7 +255,7 @@ def by_operators(qkv: Tensor, a: Tensor, b: Tensor, **x: Any) -> Tensor:
         ]
         rows = split_heads(parts[0] if len(parts) == 1 else torch.cat(parts, -1), *sizes)
         fused_decode(*(y[:, None] for y in rows), **step)
-        return (o if call.z is None else rms_norm_gated(o, **norm)).flatten(1)
+        return (o if z is None else rms_norm_gated(o, **norm)).flatten(1)
 
     written = {name: x[name] for name in POOLS if x[name] is not None}
     return composed(_NAME, _DIFFERENTIABLE, written, read, run, checks)

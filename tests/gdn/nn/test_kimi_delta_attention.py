@@ -151,7 +151,7 @@ def test_parameters_of_other_checkpoints(names: str, seed: int) -> None:
     x = torch.randn(2, 5, HIDDEN)
     assert torch.equal(layer(x), other(x))
     del given["q_proj.weight"]
-    with pytest.raises(RuntimeError, match="in_proj_qkv.weight"):
+    with pytest.raises(RuntimeError, match=r"in_proj_qkv\.weight"):
         other.load_state_dict(given)
 
 
