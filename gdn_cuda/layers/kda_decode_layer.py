@@ -48,6 +48,8 @@ def _conv_parts(x: Mapping[str, Any], widths: list[int]) -> list[tuple[Tensor, T
     """(inputs, pool, weight, bias) of the convolution: all channels, or those of query, key and value with pools of their
     own."""
     qkv, weight, bias = x["qkv"], x["conv_weight"], x["conv_bias"]
+    if weight.dim() == 3:
+        weight = weight.mT.flatten(0, 1)
     if x["key_conv_pool"] is None:
         return [(qkv, x["conv_pool"], weight, bias)]
     biases = (None, None, None) if bias is None else bias.split(widths)
@@ -133,7 +135,7 @@ def kda_decode_layer(
         qkv: (B, C), C = 2 Hk dk + Hv dv, q, k and v of all heads: one token of B sequences
         a: (B, Hv, dk); b: (B, Hv); a and b bf16, fp16 or fp32, any strides
         z: (B, Hv dv), as qkv bf16 or fp16, the last dimension contiguous; on the CPU all may be fp64
-        conv_weight: (C, W), W 2 to 4; conv_bias: (C,), or None for 0
+        conv_weight: (C, W), W 2 to 4, or where keys are as wide as values (3, W, C / 3); conv_bias: (C,), or None for 0
         A_log: (Hv,); dt_bias: (Hv, dk), or flat; norm_weight: (dv,); all weights fp32, bf16 or fp16
         conv_pool: (slots, C, W − 1 or more), fp32, bf16 or fp16, any strides: a pool (slots, columns, C) is passed transposed.
           Beside the other two, it has the channels of q alone
@@ -154,11 +156,11 @@ def kda_decode_layer(
         null_slot: a slot number for padding; None: only negative slots are padding
 
     All pools are updated in place, bitwise as by a sequence of `causal_conv1d_update`, `fused_decode` and `rms_norm_gated`;
-    only the output of the recurrence is not rounded in between. The convolution is read fastest where conv_weight, conv_bias
-    and the pools have the dtype of qkv, W is 4 and pools have three columns. `kda_prefill_layer` computes prompts.
+    only the output of the recurrence is not rounded in between. The convolution is read fastest where conv_bias and the pools
+    have the dtype of qkv and conv_weight has it or is fp32, W is 4 and pools have three columns. `kda_prefill_layer` computes prompts.
 
     A call does not synchronize and allocates only out, so it can be part of a CUDA graph. vLLM's and FlashInfer's
-    `fused_kda_decode` is this call with null_slot=0, with their weight (3, 4, H·128) as weight.mT.flatten(0, 1), made once.
+    `fused_kda_decode` is this call with null_slot=0.
 
     Edge cases:
         A slot that is negative or null_slot skips the sequence: zero output, nothing touched.
@@ -218,8 +220,9 @@ def by_operators(qkv: Tensor, a: Tensor, b: Tensor, **x: Any) -> Tensor:
     if heads[0] < 1 or heads[1] % heads[0] or sum(widths) != qkv.shape[1]:
         expected = f"(B, 2 Hk {dk} + {heads[1]} {dv}) with Hk a divisor of the {heads[1]} value heads"
         refuse(_NAME, "qkv", expected, str(tuple(qkv.shape)))
-    if conv_weight.dim() != 2 or conv_weight.shape[0] != qkv.shape[1]:
-        refuse(_NAME, "conv_weight", f"(C={qkv.shape[1]}, W)", str(tuple(conv_weight.shape)))
+    by_parts = (3, *conv_weight.shape[1:2], widths[0]) if widths[0] == widths[2] else ()
+    if conv_weight.shape != (qkv.shape[1], *conv_weight.shape[1:2]) and conv_weight.shape != by_parts:
+        refuse(_NAME, "conv_weight", f"(C={qkv.shape[1]}, W), or (3, W, C / 3)", str(tuple(conv_weight.shape)))
     for name in POOLS[:3]:
         if x[name] is not None and (x[name].dim() != 3 or x[name].shape[0] != state_pool.shape[0]):
             refuse(_NAME, name, f"({state_pool.shape[0]} slots, channels, columns)", str(tuple(x[name].shape)))
