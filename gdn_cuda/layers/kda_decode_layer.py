@@ -157,7 +157,8 @@ def kda_decode_layer(
 
     All pools are updated in place, bitwise as by a sequence of `causal_conv1d_update`, `fused_decode` and `rms_norm_gated`;
     only the output of the recurrence is not rounded in between. The convolution is read fastest where conv_bias and the pools
-    have the dtype of qkv and conv_weight has it or is fp32, W is 4 and pools have three columns. `kda_prefill_layer` computes prompts.
+    have the dtype of qkv and conv_weight has it or is fp32, W is 4 and pools have three columns. `kda_prefill_layer` computes
+    prompts.
 
     A call does not synchronize and allocates only out, so it can be part of a CUDA graph. vLLM's and FlashInfer's
     `fused_kda_decode` is this call with null_slot=0.
