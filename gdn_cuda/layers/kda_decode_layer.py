@@ -346,7 +346,8 @@ def _copied(x: Inputs) -> Inputs:
 
 
 def _operators(x: Inputs) -> Peer:
-    pools = _copied(x)
+    """Their weight was transposed before."""
+    pools = _copied(x) | {"conv_weight": x["conv_weight"].mT.flatten(0, 1)}
     given = {name: y for name, y in x.items() if name != "out"} | pools
     return Peer(partial(by_operators, **given), lambda returned: (returned, pools["state_pool"]))
 
@@ -370,7 +371,7 @@ def layer_work(device: str, batch: int, heads: int, state: torch.dtype, dim: int
         "qkv": normal(batch, channels, device=device),
         "a": normal(batch, heads, dim, device=device),
         "b": normal(batch, heads, device=device),
-        "conv_weight": normal(channels, TAPS, device=device),
+        "conv_weight": fp32(3, TAPS, rows),  # as engines keep it
         "A_log": fp32(heads),
         "dt_bias": fp32(heads, dim),
         "lower_bound": -5.0,
