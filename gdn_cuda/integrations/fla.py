@@ -21,7 +21,7 @@ from torch import Tensor
 from ..compat import fla as names
 from ..hosts import verified
 from ..hosts.replaced import Replaced
-from .counted import Declined, count, counted, decline_gradients
+from .counted import Declined, count, counted
 from .fla_modules import FUNCTIONS
 
 _CHUNK = "fla.ops.gated_delta_rule.chunk:chunk_gated_delta_rule"
@@ -78,7 +78,6 @@ def _verify_chunk(x: dict[str, Any]) -> None:
 
 def _verify_chunk_kda(x: dict[str, Any]) -> None:
     _decline_context(x["q"], x)
-    decline_gradients(*(x.get(name) for name in ("q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias")))
     if x.get("use_gate_in_kernel") and x.get("A_log") is None and x.get("lower_bound") is None:
         raise Declined("use_gate_in_kernel is given without A_log and lower_bound")
 

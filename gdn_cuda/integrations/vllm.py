@@ -1,7 +1,7 @@
 """vLLM: replaces, by name, the functions that the Gated Delta Net layer of Qwen3-Next, Qwen3.5 and Qwen4 calls: prefill with
-and without checkpoints, packed decode, mixed batches and drafts, and the convolutions; and the gated norm. Of Mamba-1 and
-Mamba-2 layers the step, which decodes and verifies drafts; of Mamba-2 layers the scan of prompts, the convolutions and the
-gated norm too.
+and without checkpoints, packed decode, mixed batches and drafts, and the convolutions; and the gated norm. Of layers of Kimi
+Delta Attention prefill, decode and drafts. Of Mamba-1 and Mamba-2 layers the step, which decodes and verifies drafts; of
+Mamba-2 layers the scan of prompts, the convolutions and the gated norm too.
 
 `plugin` is the entry point: it installs in every process of a server, where GDN_INTEGRATIONS names vllm. It imports nothing of
 vLLM: modules, which touch the GPU, are changed when vLLM imports them. vLLM still chooses its prefill backend; both
@@ -25,6 +25,8 @@ from .counted import Declined, counted
 from .mixer2_norm import mixer2_norm
 from .packed import split_qkv
 from .requested import install_if_requested
+from .vllm_kda import FUNCTIONS as KDA
+from .vllm_kda import GLM, GLM_PREFILL, GLM_PREFILL_PARAMETERS, flashkda_prefill_of_layer
 from .vllm_mamba import chunk_scan, selective_step
 
 _MODULE = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
@@ -77,16 +79,16 @@ def _update(
     is_kda: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The decodes of a mixed batch, and drafts, which have slots (N, S), one for the state after each token. Tables of slots
-    and counts may have more rows than there are requests."""
-    if is_kda:
-        raise Declined("KDA")
+    and counts may have more rows than there are requests. With `is_kda` a has a gate for every channel."""
     if not inplace_final_state or initial_state is None:
         raise Declined("no pool to write to")
     if (beta, threshold) != (1.0, 20.0):
         raise Declined("another softplus")
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     shape = v.shape
-    a, b = (x.reshape(*shape[:2], -1) for x in (a, b))
+    a, b = a.reshape(*shape[:3], -1) if is_kda else a.reshape(*shape[:2], -1), b.reshape(*shape[:2], -1)
+    if is_kda:
+        A_log, dt_bias = A_log.reshape(-1), dt_bias.reshape(-1)
     if cu_seqlens is not None:
         q, k, v, a, b = (x.squeeze(0) for x in (q, k, v, a, b))
     slots: dict[str, Any] = {
@@ -286,7 +288,11 @@ _PARTS: dict[str, verified.Targets] = {
         "dst_state_batch_indices=None, null_block_id=0, out=None, num_accepted_tokens=None, cu_seqlens=None, is_blackwell=False"
     },
     "mamba2": {f"{_MIXER}:{name}": expected for name, (expected, _) in _MIXER_TARGETS.items()} | {_MIXER_NORM: "self, x, gate"},
+    **{
+        module: {f"{module}:{name}": expected for name, (expected, _) in functions.items()} for module, functions in KDA.items()
+    },
 }
+_PARTS[GLM] = {**_PARTS[GLM], GLM_PREFILL: GLM_PREFILL_PARAMETERS}
 HOST = verified.Host("vllm", "vllm", VERSIONS, _PARTS)
 
 # ---- install and uninstall
@@ -328,7 +334,7 @@ def plugin() -> None:
 
 def _replace_functions(module: ModuleType, targets: dict[str, tuple[str, Callable[..., Any]]]) -> None:
     for name, (_, ours) in targets.items():
-        _replaced.put(module, name, counted(f"vllm.{name}", ours, getattr(module, name)))
+        _replaced.put(module, name, counted(f"vllm.{name.lstrip('_')}", ours, getattr(module, name)))
 
 
 def _replace_method(target: str, counted_as: str, ours: Callable[..., Any]) -> None:
@@ -353,7 +359,14 @@ def _replace_mixer(module: ModuleType) -> None:
     _replace_method(_MIXER_NORM, "rms_norm_gated", mixer2_norm)
 
 
-_REPLACE = {_MODULE: _replace_layer, _STEP_MODULE: _replace_step, _MIXER: _replace_mixer}
+def _replace_kda(module: ModuleType) -> None:
+    verified.check(HOST.parts[module.__name__])
+    _replace_functions(module, KDA[module.__name__])
+    if module.__name__ == GLM:
+        _replace_method(GLM_PREFILL, "flashkda_prefill", flashkda_prefill_of_layer)
+
+
+_REPLACE = {_MODULE: _replace_layer, _STEP_MODULE: _replace_step, _MIXER: _replace_mixer, **dict.fromkeys(KDA, _replace_kda)}
 
 
 @_replaced.whole()
