@@ -15,25 +15,24 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..hosts import verified
 from ..hosts.replaced import AfterImport, Replaced
 from ..runtime import package as gdn_cuda
+from . import vllm_kda
 from .counted import Declined, counted
 from .mixer2_norm import mixer2_norm
 from .packed import split_qkv
 from .requested import install_if_requested
-from .vllm_kda import FUNCTIONS as KDA
-from .vllm_kda import GLM, GLM_PREFILL, GLM_PREFILL_PARAMETERS, flashkda_prefill_of_layer
+from .vllm_conv import FUNCTIONS as CONVOLUTIONS
+from .vllm_conv import NULL_BLOCK
 from .vllm_mamba import chunk_scan, selective_step
 
 _MODULE = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
 _STEP_MODULE = "vllm.model_executor.layers.mamba.ops.ssu_dispatch"
 _STEP_CLASS = "TritonSSUBackend"
 _MIXER = "vllm.model_executor.layers.mamba.mamba_mixer2"
-_NULL_BLOCK = 0  # the slot of padding rows; negative slots are padding too
 
 
 # ---- Decode
@@ -53,7 +52,7 @@ def _packed_decode(
 ) -> tuple[Tensor, Tensor]:
     """Decode of one token per request, (B, 2·H·K + HV·V); the output of a padding row is zero."""
     q, k, v = split_qkv(mixed_qkv, initial_state)
-    slots: dict[str, Any] = {"state_indices": ssm_state_indices, "null_slot": _NULL_BLOCK}
+    slots: dict[str, Any] = {"state_indices": ssm_state_indices, "null_slot": NULL_BLOCK}
     options: dict[str, Any] = {"scale": scale, "use_qk_l2norm": use_qk_l2norm_in_kernel, "out": out}
     gdn_cuda.fused_decode(q, k, v, a.unsqueeze(1), b.unsqueeze(1), A_log, dt_bias, initial_state, **slots, **options)
     return out, initial_state
@@ -94,7 +93,7 @@ def _update(
     slots: dict[str, Any] = {
         "state_indices": None if ssm_state_indices is None else ssm_state_indices[:sequences],
         "num_accepted_tokens": None if num_accepted_tokens is None else num_accepted_tokens[:sequences],
-        "null_slot": _NULL_BLOCK,
+        "null_slot": NULL_BLOCK,
     }
     options: dict[str, Any] = {"cu_seqlens": cu_seqlens, "scale": scale, "use_qk_l2norm": use_qk_l2norm_in_kernel}
     output = gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, initial_state, **slots, **options)
@@ -162,77 +161,12 @@ def _chunk_with_checkpoints(
     return output, state
 
 
-# ---- Convolutions. A pool for drafts has more columns; other calls use its first W − 1.
-
-
-def _conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    conv_states: Tensor,
-    query_start_loc: Tensor,
-    cache_indices: Tensor | None = None,
-    has_initial_state: Tensor | None = None,
-    activation: str | bool | None = "silu",
-    pad_slot_id: int = -1,
-    null_block_id: int | None = _NULL_BLOCK,
-    metadata: Any = None,
-    validate_data: bool = False,
-) -> Tensor:
-    """The convolution of prompts x (channels, tokens). Tables of slots and flags may have more rows than there are prompts."""
-    sequences = query_start_loc.shape[0] - 1
-    if cache_indices is not None:
-        cache_indices = cache_indices[:sequences]
-        if null_block_id is not None:
-            cache_indices = torch.where(cache_indices == null_block_id, -1, cache_indices)
-    return gdn_cuda.causal_conv1d(
-        x.unsqueeze(0),
-        weight,
-        bias,
-        activation=_activation(activation),
-        cu_seqlens=query_start_loc,
-        conv_state=conv_states[..., : weight.shape[1] - 1],
-        state_indices=cache_indices,
-        has_initial_state=None if has_initial_state is None else has_initial_state[:sequences],
-    ).squeeze(0)
-
-
-def _conv_update(
-    x: Tensor,
-    conv_state: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: str | bool | None = None,
-    conv_state_indices: Tensor | None = None,
-    num_accepted_tokens: Tensor | None = None,
-    query_start_loc: Tensor | None = None,
-    max_query_len: int = -1,
-    null_block_id: int | None = _NULL_BLOCK,
-    validate_data: bool = False,
-    out: Tensor | None = None,
-) -> Tensor:
-    """The convolution of decodes and drafts; overwrites x if no output is given."""
-    return gdn_cuda.causal_conv1d_update(
-        x,
-        conv_state if num_accepted_tokens is not None else conv_state[..., : weight.shape[1] - 1],
-        weight,
-        bias,
-        _activation(activation),
-        conv_state_indices=conv_state_indices,
-        num_accepted_tokens=num_accepted_tokens,
-        cu_seqlens=query_start_loc,
-        null_slot=null_block_id,
-        out=x if out is None else out,
-    )
+# ---- The norm
 
 
 def _norm(norm: Any, x: Tensor, z: Tensor | None = None) -> Tensor:
     options = {"norm_before_gate": norm.norm_before_gate, "group_size": norm.group_size}
     return gdn_cuda.rms_norm_gated(x, z, norm.weight, norm.eps, norm.activation, **options)
-
-
-def _activation(given: str | bool | None) -> str | None:
-    return given if isinstance(given, str) else "silu" if given else None
 
 
 # ---- What was verified
@@ -257,16 +191,7 @@ _TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
         "state_checkpoints=None, checkpoint_cu_starts=None, checkpoint_every_n_tokens=0, use_cp='auto'",
         _chunk_with_checkpoints,
     ),
-    "causal_conv1d_fn": (
-        "x, weight, bias, conv_states, query_start_loc, cache_indices=None, has_initial_state=None, activation='silu', "
-        "pad_slot_id=-1, null_block_id=0, metadata=None, validate_data=False",
-        _conv,
-    ),
-    "causal_conv1d_update": (
-        "x, conv_state, weight, bias=None, activation=None, conv_state_indices=None, num_accepted_tokens=None, "
-        "query_start_loc=None, max_query_len=-1, null_block_id=0, validate_data=False, out=None",
-        _conv_update,
-    ),
+    **CONVOLUTIONS,
 }
 _NORM = "vllm.model_executor.layers.layernorm:RMSNormGated.forward_cuda"  # called where the norm is not compiled into a graph
 _STEP = f"{_STEP_MODULE}:{_STEP_CLASS}.__call__"
@@ -277,7 +202,7 @@ _MIXER_TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
         "state_dtype=None, final_states_out=None, final_state_indices=None",
         chunk_scan,
     ),
-    **{name: _TARGETS[name] for name in ("causal_conv1d_fn", "causal_conv1d_update")},
+    **CONVOLUTIONS,
 }
 _MIXER_NORM = f"{_MIXER}:Mixer2RMSNormGated.forward_cuda"  # as _NORM
 VERSIONS: verified.Versions = {"0.33.0": "run"}
@@ -288,11 +213,8 @@ _PARTS: dict[str, verified.Targets] = {
         "dst_state_batch_indices=None, null_block_id=0, out=None, num_accepted_tokens=None, cu_seqlens=None, is_blackwell=False"
     },
     "mamba2": {f"{_MIXER}:{name}": expected for name, (expected, _) in _MIXER_TARGETS.items()} | {_MIXER_NORM: "self, x, gate"},
-    **{
-        module: {f"{module}:{name}": expected for name, (expected, _) in functions.items()} for module, functions in KDA.items()
-    },
+    **vllm_kda.TARGETS,
 }
-_PARTS[GLM] = {**_PARTS[GLM], GLM_PREFILL: GLM_PREFILL_PARAMETERS}
 HOST = verified.Host("vllm", "vllm", VERSIONS, _PARTS)
 
 # ---- install and uninstall
@@ -360,13 +282,19 @@ def _replace_mixer(module: ModuleType) -> None:
 
 
 def _replace_kda(module: ModuleType) -> None:
-    verified.check(HOST.parts[module.__name__])
-    _replace_functions(module, KDA[module.__name__])
-    if module.__name__ == GLM:
-        _replace_method(GLM_PREFILL, "flashkda_prefill", flashkda_prefill_of_layer)
+    name = module.__name__
+    verified.check(HOST.parts[vllm_kda.PARTS[name]])
+    _replace_functions(module, vllm_kda.FUNCTIONS[name])
+    if name == vllm_kda.GLM:
+        _replace_method(vllm_kda.GLM_PREFILL, "flashkda_prefill", vllm_kda.flashkda_prefill_of_layer)
 
 
-_REPLACE = {_MODULE: _replace_layer, _STEP_MODULE: _replace_step, _MIXER: _replace_mixer, **dict.fromkeys(KDA, _replace_kda)}
+_REPLACE = {
+    _MODULE: _replace_layer,
+    _STEP_MODULE: _replace_step,
+    _MIXER: _replace_mixer,
+    **dict.fromkeys(vllm_kda.FUNCTIONS, _replace_kda),
+}
 
 
 @_replaced.whole()

@@ -16,9 +16,8 @@ from ..compat.fla_arguments import channel_gates
 from ..runtime import package as gdn_cuda
 from .counted import Declined
 from .packed import split_qkv
-
-_NULL_BLOCK = 0
-
+from .vllm_conv import FUNCTIONS as CONVOLUTIONS
+from .vllm_conv import NULL_BLOCK
 
 # ---- Prompts
 
@@ -182,7 +181,7 @@ def _step(
     """Packed tokens (1, N, …): one of each request, or drafts, which have slots (requests, S)."""
     sequences = cu_seqlens.shape[0] - 1
     q, k, v, g, beta = (x.squeeze(0) for x in (q, k, v, g, beta))
-    given: dict[str, Any] = gates | options | {"cu_seqlens": cu_seqlens, "null_slot": _NULL_BLOCK}
+    given: dict[str, Any] = gates | options | {"cu_seqlens": cu_seqlens, "null_slot": NULL_BLOCK}
     given["num_accepted_tokens"] = None if num_accepted_tokens is None else num_accepted_tokens[:sequences]
     given["out"] = None if out is None else out.squeeze(0)
     A_log, dt_bias = given.pop("A_log"), given.pop("dt_bias")
@@ -257,7 +256,7 @@ def packed_decode(
 ) -> tuple[Tensor, Tensor]:
     """A token of each request, (B, 2·H·K + H·V), with gates (1, B, H, K) and outputs (1, B, H, V)."""
     q, k, v = split_qkv(mixed_qkv, initial_state)
-    options: dict[str, Any] = {"null_slot": _NULL_BLOCK, "scale": scale, "lower_bound": lower_bound}
+    options: dict[str, Any] = {"null_slot": NULL_BLOCK, "scale": scale, "lower_bound": lower_bound}
     options["out"] = None if out is None else out.transpose(0, 1)
     gates = channel_gates(A_log, dt_bias, lower_bound)
     given = (raw_g.transpose(0, 1), raw_beta.transpose(0, 1), gates["A_log"], gates["dt_bias"])
@@ -271,11 +270,8 @@ Target = tuple[str, Callable[..., Any]]
 KIMI = "vllm.models.kimi_k3.nvidia.ops.third_party.kda"  # layers import the names from here at every forward
 K3 = "vllm.models.kimi_k3.nvidia.kda"
 GLM = "vllm.models.glm5next.common.kda"
-GLM_PREFILL = f"{GLM}:Glm5NextLinearAttention._flashkda_prefill"
-GLM_PREFILL_PARAMETERS = (
-    "self, q, k, v, g, beta, initial_state, cu_seqlens, out, checkpoint=None, raw_qkv=None, conv_state=None, "
-    "recurrent_state=None"
-)
+LINEAR = "vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn"  # Kimi-Linear's layer
+PARTS = {KIMI: "kda", K3: "kda_k3", GLM: "kda_glm", LINEAR: "kda_linear"}
 FUNCTIONS: dict[str, dict[str, Target]] = {
     KIMI: {
         "chunk_kda_with_fused_gate": (
@@ -299,6 +295,7 @@ FUNCTIONS: dict[str, dict[str, Target]] = {
             "checkpoint_state=None, checkpoint_offsets=None",
             flashkda_prefill,
         ),
+        **CONVOLUTIONS,
     },
     GLM: {
         "chunk_kda_with_fused_gate": (
@@ -312,5 +309,16 @@ FUNCTIONS: dict[str, dict[str, Target]] = {
             "g_bias=None, compute_gate=False, lower_bound=-5.0, **kwargs",
             recurrent,
         ),
+        **CONVOLUTIONS,
     },
+    LINEAR: CONVOLUTIONS,
 }
+GLM_PREFILL = f"{GLM}:Glm5NextLinearAttention._flashkda_prefill"
+TARGETS = {
+    PARTS[module]: {f"{module}:{name}": expected for name, (expected, _) in functions.items()}
+    for module, functions in FUNCTIONS.items()
+}
+TARGETS[PARTS[GLM]][GLM_PREFILL] = (
+    "self, q, k, v, g, beta, initial_state, cu_seqlens, out, checkpoint=None, raw_qkv=None, conv_state=None, "
+    "recurrent_state=None"
+)

@@ -33,7 +33,7 @@ from gdn_cuda.integrations import vllm as integration
 from gdn_cuda.integrations import vllm_kda
 
 CALLS = calls("vllm_kda")
-MODULES = {"kimi": vllm_kda.KIMI, "k3": vllm_kda.K3, "glm": vllm_kda.GLM}
+MODULES = {"kimi": vllm_kda.KIMI, "k3": vllm_kda.K3, "glm": vllm_kda.GLM, "linear": vllm_kda.LINEAR}
 NULL = 0
 H, K, V = 2, 16, 16
 
@@ -234,6 +234,50 @@ def test_the_prefill_of_glm(given: bool, checkpoints: bool, hosts: dict[str, Any
     assert integrations.calls() == {"vllm.flashkda_prefill": {"gdn_cuda": 1}} and (out is None or output is out)
     check_flashkda(x, -4.0, output, last, exported.get("recurrent_checkpoint"), device)
     assert not checkpoints or all(exported[name] is more[name] for name in more)
+
+
+# ---- Convolutions
+
+
+@pytest.mark.parametrize("model", ["k3", "linear", "glm"])
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_the_convolution_of_keys(
+    model: str, channels_first: bool, hosts: dict[str, Any], device: str, rng: torch.Generator
+) -> None:
+    """Layers convolve slices of rows and of a pool, in either of vLLM's layouts: a prompt, a padding row, and a token."""
+    D, W = H * K, 4
+    pool = torch.randn(5, *((3 * D, W - 1) if channels_first else (W - 1, 3 * D)), generator=rng).to(device)
+    pool = (pool if channels_first else pool.mT).bfloat16()
+    rows, weight = torch.randn(9, 3 * D + 8, generator=rng).bfloat16().to(device), torch.randn(3 * D, W, generator=rng)
+    keys, state, taps = rows[:, D : 2 * D], pool[:, D : 2 * D], weight[D : 2 * D].bfloat16().to(device)
+    before, table = pool.clone(), torch.tensor([3, 0, 2, 1], dtype=torch.int32, device=device)
+    offsets = torch.tensor([0, 6, 9], dtype=torch.int32, device=device)
+    has = torch.tensor([True, True, False], device=device)
+    found = (
+        hosts[model]
+        .causal_conv1d_fn(
+            *(keys.transpose(0, 1), taps, None),
+            activation="silu",
+            conv_states=state,
+            has_initial_state=has,
+            cache_indices=table,
+            query_start_loc=offsets,
+            metadata=None,
+        )
+        .transpose(0, 1)
+    )
+    inputs = torch.cat([before[3, D : 2 * D], keys[:6].T], 1).double()
+    expected = torch.nn.functional.silu((inputs.unfold(1, W, 1) * taps.double()[:, None]).sum(2)).T
+    assert found.is_contiguous() and rel_rms(found[:6], expected) < OUTPUT
+    assert torch.equal(state[3], keys[3:6].T) and torch.equal(pool[0], before[0])
+    assert torch.equal(pool[:, :D], before[:, :D]) and torch.equal(pool[:, 2 * D :], before[:, 2 * D :])
+    step = torch.empty_like(keys[:1])
+    hosts[model].causal_conv1d_update(
+        keys[8:], state, taps, None, activation="silu", conv_state_indices=table[:1], validate_data=True, out=step
+    )
+    inputs = torch.cat([keys[3:6].T, keys[8:].T], 1).double()
+    assert rel_rms(step[0], torch.nn.functional.silu((inputs * taps.double()).sum(1))) < OUTPUT
+    assert integrations.calls() == {f"vllm.{name}": {"gdn_cuda": 1} for name in ("causal_conv1d_fn", "causal_conv1d_update")}
 
 
 # ---- The function of GDN's layer, with gates of channels
