@@ -23,7 +23,7 @@ from ..operators.calls import typical_call
 from ..operators.composed import composed, on_cpu
 from ..operators.examples import Arguments, example, random
 from ..operators.hostile import hostile_indices
-from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, normal, sanitizes, size
+from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, normal, size
 from ..operators.registration import check_call, register
 from ..operators.schema import not_a_tensor, require_tensor
 from ..operators.state_slots import accepted_column, check_slots, gather_states, is_slot
@@ -409,8 +409,8 @@ def layer_work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work
 # ---- compute-sanitizer
 
 
-@sanitizes("decode_layer")
-def _sanitized() -> None:
+def sanitized_calls() -> None:
+    """Of layers/decode_layer, which kda_decode_layer runs too."""
     for state, (dk, dv), T in product(_NAMES, ((128, 128), (96, 192), (64, 40)), (1, 3, 16)):
         for heads, layout in (((2, 4), "qwen3_next"), ((1, 9), "qwen3_5")):
             _sanitized_call(state, dk, dv, T, heads, layout)

@@ -82,6 +82,33 @@ struct GDN_HOLDS_TENSORS GdnDecodeLayer {
 // out
 Tensor gdn_decode_layer(const GdnDecodeLayer& arguments);
 
+// qkv: (B, C), C = 2 Hk dk + Hv dv; a: (B, Hv, dk), b: (B, Hv), dt_bias: (Hv, dk) or flat, z: (B, Hv dv), with norm_weight (dv)
+// or neither. conv_pool: (slots, C, columns), or (slots, Hk dk, columns) with key_conv_pool and value_conv_pool; state_pool:
+// (slots, Hv, dv, dk).
+struct GDN_HOLDS_TENSORS KdaDecodeLayer {
+    static constexpr const char* name = "kda_decode_layer";
+    Given qkv, a, b, conv_weight;
+    OptionalTensor conv_bias = {};
+    DecodeGates gates = {};
+    GateBound bound = {};
+    OptionalTensor z = {}, norm_weight = {};
+    Written conv_pool;
+    OptionalWritten key_conv_pool = {}, value_conv_pool = {};
+    Written state_pool;
+    OptionalTensor state_indices = {};
+    double norm_eps = 1e-5;
+    bool silu = true;  // behind the convolution
+    layers::GateActivation gate_activation = layers::GateActivation::sigmoid;
+    std::optional<int64_t> null_slot = {};
+    std::optional<double> scale = {};
+    Output out = {};
+
+    GDN_FIELDS(qkv, a, b, conv_weight, conv_bias, gates, bound, z, norm_weight, conv_pool, key_conv_pool, value_conv_pool,
+               state_pool, state_indices, norm_eps, silu, gate_activation, null_slot, scale, out)
+};
+// out
+Tensor kda_decode_layer(const KdaDecodeLayer& arguments);
+
 // xBC: (B, C), C = H P + 2 groups N; dt: (B, H); A, dt_bias: (H); D: (H) or (H, P); z: (B, H P). conv_pool: (slots, C,
 // columns), state_pool: (slots, H, P, N).
 struct GDN_HOLDS_TENSORS Mamba2DecodeLayer {

@@ -61,6 +61,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_engine_calls.py::test_a_pool[plain-contiguous-True]": ("gdn/move_states",),
     "test_replay.py::test_steps_and_heads[1-1-2]": ("gdn/replay",),
     "test_decode_layer.py::test_layouts_and_heads[heads0-qwen3_next-io0]": ("layers/decode_layer",),
+    "test_kda_decode_layer.py::test_slots": ("layers/decode_layer",),
     "test_mamba2_decode_layer.py::test_resets_and_values_that_are_not_finite": ("layers/mamba2_decode_layer",),
     "test_chunk_steps.py::test_gating[dtype0-shape2]": ("layers/gating",),
     "test_kda_gating.py::test_views": ("layers/gating",),

@@ -15,6 +15,8 @@ from torch import Tensor
 
 import gdn_cuda
 from gdn_cuda.layers.decode_layer import by_operators, layer_arguments
+from gdn_cuda.layers.kda_decode_layer import by_operators as kda_by_operators
+from gdn_cuda.layers.kda_decode_layer import layer_arguments as kda_arguments
 from gdn_cuda.layers.mamba2_decode_layer import layer_arguments as mamba2_arguments
 from gdn_cuda.nn import GatedDeltaNet, HyenaCascade, Mamba, Mamba2
 from gdn_cuda.nn.gated_delta_net import GatedDeltaNetState
@@ -93,6 +95,18 @@ def mamba2_layer() -> Composed:
     return Composed(gdn_cuda.mamba2_decode_layer, make, POOLS, own_errors=False, optional=("D", "dt_bias", "z", "norm_weight"))
 
 
+def kda_layer(separate: bool) -> Composed:
+    """By three operators, or five with pools for each of query, key and value."""
+
+    def make() -> Arguments:
+        x = kda_arguments(2, 0, slots=4, separate=separate)
+        return x | {"state_indices": torch.tensor([3, 1]), "lower_bound": -5.0}
+
+    pools = ("conv_pool", "key_conv_pool", "value_conv_pool", "state_pool") if separate else POOLS
+    optional = ("conv_bias", "A_log", "dt_bias")
+    return Composed(kda_by_operators, make, pools, own_errors=False, optional=optional)
+
+
 def delta_net(step: bool, dtype: torch.dtype) -> Composed:
     torch.manual_seed(0)
     layer = GatedDeltaNet(32, (1, 2), 64, 8, dtype=dtype).requires_grad_(False)
@@ -125,6 +139,7 @@ LAYERS |= {
 ONE = {"decode": Composed(gdn_cuda.gdn_decode_layer, lambda: tokens("split", torch.bfloat16, True), POOLS)}
 STEPS = {f"hyena-{taps}": hyena(taps) for taps in (None, 7, 128)} | {"mamba": mamba(), "mamba2": mamba2()}
 STEPS |= {"mamba2-one-launch": mamba2(64, 4), "mamba2-layer": mamba2_layer()}
+STEPS |= {"kda": kda_layer(False), "kda-separate": kda_layer(True)}
 STEPS |= {
     "delta-net": delta_net(False, torch.float32),
     "delta-net-step": delta_net(True, torch.bfloat16),
@@ -246,7 +261,7 @@ def test_buffers_inside_pools_are_refused(case: Composed) -> None:
 
 @pytest.mark.parametrize("case", STEPS.values(), ids=STEPS)
 def test_states_that_overlap_are_refused(case: Composed) -> None:
-    first, second = case.written
+    first, second, *_ = case.written
     others = [name for name in ("u", "x") if name in case.make()]
     for one, other in ((first, second), *((pool, name) for pool in case.written for name in others)):
         x = case.make()

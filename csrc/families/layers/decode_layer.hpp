@@ -16,6 +16,7 @@ struct DecodeLayerProblem {
     int key_heads, heads_per_key, dk, dv;
     DType io, state;
     bool plain;  // dtypes and strides of the convolution's tensors allow vectors of four channels
+    bool channel_gates = false;
 
     i64 groups() const { return sequences * key_heads; }
 };
@@ -36,8 +37,14 @@ struct DecodeLayerChoice {
 
 inline DecodeLayerChoice decode_layer_choice(const DecodeLayerProblem& problem, const jit::DeviceTraits& device) {
     const auto room = std::ranges::find_if(kLayerTokenRoom, [&](int tokens) { return problem.tokens <= tokens; });
-    DecodeLayerChoice choice{
-        {.head_k = problem.dk, .io = problem.io, .state = problem.state, .tokens = *room, .plain = problem.plain}, 1, 1};
+    DecodeLayerChoice choice{{.head_k = problem.dk,
+                              .io = problem.io,
+                              .state = problem.state,
+                              .tokens = *room,
+                              .plain = problem.plain,
+                              .channel_gates = problem.channel_gates},
+                             1,
+                             1};
     if (device.capability < 90) return choice;  // no clusters
     for (int heads = std::min(kMostLayerBlocks, problem.heads_per_key); heads > 1; --heads)
         if (problem.heads_per_key % heads == 0) {
@@ -61,14 +68,16 @@ inline std::string explain_decode_layer(const DecodeLayerProblem& problem, const
 }
 
 inline constexpr std::array kDecodeLayerConfigurations = [] {
-    std::array<DecodeLayerConfig, 8 * gdn::kExactHeadK.size() * kLayerTokenRoom.size()> all{};
+    std::array<DecodeLayerConfig, 8 * gdn::kExactHeadK.size() * (kLayerTokenRoom.size() + 1)> all{};
     size_t n = 0;
     for (const DType io : {DType::bf16, DType::f16})
         for (const DType state : {DType::f32, DType::bf16})
             for (const int dk : gdn::kExactHeadK)
-                for (const int tokens : kLayerTokenRoom)
-                    for (const bool plain : {true, false})
+                for (const bool plain : {true, false}) {
+                    for (const int tokens : kLayerTokenRoom)
                         all[n++] = {.head_k = dk, .io = io, .state = state, .tokens = tokens, .plain = plain};
+                    all[n++] = {.head_k = dk, .io = io, .state = state, .tokens = 1, .plain = plain, .channel_gates = true};
+                }
     return all;
 }();
 

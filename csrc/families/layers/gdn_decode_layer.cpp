@@ -9,12 +9,11 @@
 #include "../../operators/operator.hpp"
 #include "../../operators/state_slots.hpp"
 #include "decode_layer.hpp"
+#include "decode_layer_checks.hpp"
 #include "near_stride.hpp"
 
 namespace gdn_cuda::layers {
 namespace {
-
-constexpr int64_t kMostLayerHeadDim = 256;
 
 struct PreparedLayer {
     View qkvz;
@@ -22,34 +21,25 @@ struct PreparedLayer {
     DecodeLayerArgs args{};
 };
 
-// Sizes of a layer. rows(): rows of all value heads; channels(): channels of the convolution.
-struct LayerSizes {
-    int64_t sequences, tokens, key_heads, value_heads, dk, dv;
-
-    int64_t heads_per_key() const { return value_heads / key_heads; }
-    int64_t keys() const { return key_heads * dk; }
-    int64_t rows() const { return value_heads * dv; }
-    int64_t channels() const { return 2 * keys() + rows(); }
-};
-
-LayerSizes check_sizes(const Checks& check, const GdnDecodeLayer& x, const View& qkvz) {
+LayerChecks check_projection(const GdnDecodeLayer& x, const View& qkvz) {
+    const LayerChecks check{{x.name}, qkvz, "qkvz"};
     check.rank("qkvz", qkvz, 3, "(B, T, …)");
-    const auto exact = [&](const char* argument, bool holds, std::string expected, int64_t got) {
-        GDN_REQUIRE(check, holds, argument, expected, fmt::format("{}", got));
-    };
-    exact("heads", x.heads_k >= 1 && x.heads_k <= kMostLayerHeadDim * kMostLayerHeadDim, "a number of key heads", x.heads_k);
-    exact("heads", x.heads_v >= x.heads_k && x.heads_v % x.heads_k == 0 && x.heads_v <= kMostLayerHeadDim * kMostLayerHeadDim,
-          fmt::format("a number of value heads that is a multiple of the {} key heads", x.heads_k), x.heads_v);
-    exact("dk", x.dk <= kMostLayerHeadDim && gdn::has_exact_kernel(static_cast<int>(x.dk)), "64, 96, 128, 192 or 256", x.dk);
-    exact("dv", x.dv >= 8 && x.dv <= kMostLayerHeadDim && x.dv % 8 == 0,
-          fmt::format("a multiple of 8 up to {}", kMostLayerHeadDim), x.dv);
+    return check;
+}
+
+LayerSizes check_sizes(const LayerChecks& check, const GdnDecodeLayer& x, const View& qkvz) {
+    GDN_REQUIRE(check, check.is_head_count(x.heads_k), "heads", "a number of key heads", fmt::format("{}", x.heads_k));
+    GDN_REQUIRE(check, x.heads_v % x.heads_k == 0 && check.is_head_count(x.heads_v), "heads",
+                fmt::format("a number of value heads that is a multiple of the {} key heads", x.heads_k),
+                fmt::format("{}", x.heads_v));
+    check.head_dims("dk", x.dk, "dv", x.dv);
     const LayerSizes sizes{qkvz.size(0), qkvz.size(1), x.heads_k, x.heads_v, x.dk, x.dv};
     check.count("qkvz", "sequences", sizes.sequences);
     check.count("qkvz", "tokens a sequence", sizes.tokens, kMostLayerTokens);
     return sizes;
 }
 
-void set_projections(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, const LayerSizes& sizes, DType io,
+void set_projections(const LayerChecks& check, const GdnDecodeLayer& x, const View& qkvz, const LayerSizes& sizes, DType io,
                      DecodeLayerArgs& args) {
     const bool split = x.layout == LayerLayout::split, interleaved = x.layout == LayerLayout::qwen3_next;
     const int64_t per_key = sizes.heads_per_key(), key_rows = per_key * sizes.dv;
@@ -82,7 +72,7 @@ void set_projections(const Checks& check, const GdnDecodeLayer& x, const View& q
     }
 }
 
-void set_gates(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, const View& ba, const LayerSizes& sizes,
+void set_gates(const LayerChecks& check, const GdnDecodeLayer& x, const View& qkvz, const View& ba, const LayerSizes& sizes,
                DType io, DecodeLayerArgs& args) {
     const bool split = x.layout == LayerLayout::split;
     const View a = view_of(x.a);
@@ -107,67 +97,31 @@ void set_gates(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, c
     args.a.values.data = static_cast<const char*>(args.b.values.data) + first * bytes_of(args.b.values.type);
 }
 
-Tagged check_numbers(const Checks& check, const char* argument, const View& view, int64_t size, const char* layout,
-                     const View& qkvz) {
-    check.shape(argument, view, {size}, layout);
-    dtype_beside(check, argument, view, *dtype_of(qkvz));
-    check.device(argument, view, qkvz, "qkvz");
-    return tagged(view);
-}
-
-void set_weights(const Checks& check, const View& qkvz, const View& weight, const View& bias, const View& A_log,
-                 const View& dt_bias, const View& norm, const LayerSizes& sizes, DecodeLayerArgs& args) {
-    check.shape("conv_weight", weight, {sizes.channels(), kLayerTaps}, "(2 Hk dk + Hv dv, 4)");
-    dtype_beside(check, "conv_weight", weight, *dtype_of(qkvz));
-    check.device("conv_weight", weight, qkvz, "qkvz");
-    args.weight = tagged(weight);
-    args.weight_channel = weight.stride(0);
-    args.weight_tap = near_stride(check, "conv_weight", weight, 1);
-    if (bias.defined()) {
-        args.bias = check_numbers(check, "conv_bias", bias, sizes.channels(), "(2 Hk dk + Hv dv,)", qkvz);
-        args.bias_channel = bias.stride(0);
-    }
-    args.A_log = check_numbers(check, "A_log", A_log, sizes.value_heads, "(Hv,)", qkvz);
-    args.dt_bias = check_numbers(check, "dt_bias", dt_bias, sizes.value_heads, "(Hv,)", qkvz);
+void set_weights(const LayerChecks& check, const View& weight, const View& bias, const View& A_log, const View& dt_bias,
+                 const View& norm, const LayerSizes& sizes, DecodeLayerArgs& args) {
+    check.convolution(weight, bias, sizes.channels(), kLayerTaps, args);
+    args.A_log = check.numbers("A_log", A_log, sizes.value_heads, "(Hv,)");
+    args.dt_bias = check.numbers("dt_bias", dt_bias, sizes.value_heads, "(Hv,)");
     check.last_contiguous("A_log", A_log);
     check.last_contiguous("dt_bias", dt_bias);
-    args.norm_weight = check_numbers(check, "norm_weight", norm, sizes.dv, "(dv,)", qkvz);
+    args.norm_weight = check.numbers("norm_weight", norm, sizes.dv, "(dv,)");
     args.norm_weight_row = norm.stride(0);
 }
 
-// Checks states (slots, Hv, dv, dk) or (rows, tokens, Hv, dv, dk).
-void check_layer_states(const Checks& check, const char* argument, const View& states, int rank, const LayerSizes& sizes,
-                        const View& qkvz) {
-    check.rank(argument, states, rank, rank == 4 ? "(slots, Hv, dv, dk)" : "(rows, tokens, Hv, dv, dk)");
-    const int64_t expected[] = {sizes.value_heads, sizes.dv, sizes.dk};
-    GDN_REQUIRE(check, std::equal(expected, expected + 3, states.sizes + rank - 3), argument,
-                fmt::format("states of (Hv, dv, dk) = {}", shape_text({expected[0], expected[1], expected[2]})),
-                shape_text(states));
-    check.device(argument, states, qkvz, "qkvz");
-    GDN_REQUIRE(check, states.contiguous_tail(3) && states.aligned16(), argument, "contiguous states that start on 16 bytes",
-                stride_text(states));
-    check.distinct(argument, states);
-}
-
-void set_states(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, const LayerSizes& sizes, const View& conv,
+void set_states(const LayerChecks& check, const GdnDecodeLayer& x, const View& qkvz, const LayerSizes& sizes, const View& conv,
                 const View& pool, PreparedLayer& prepared) {
     DecodeLayerArgs& args = prepared.args;
     const View step_conv = view_of(x.step_conv);
-    check_layer_states(check, "state_pool", pool, 4, sizes, qkvz);
+    check.states("state_pool", pool, 4, sizes);
     prepared.problem.state = dtype_beside(check, "state_pool", pool, *dtype_of(qkvz), {DType::f32, DType::bf16});
     const SlotTensors states = slot_tensors("state_pool", "state_indices", pool, x.state_indices, x.verify, x.steps);
     const View& steps = states.steps;
     check_slots(check, states, {sizes.sequences, sizes.tokens, false, qkvz, "qkvz"});
     args.by_token = states.by_token();
 
-    check.rank("conv_pool", conv, 3, "(slots, C, columns)");
     const int64_t columns = args.by_token ? kLayerTaps - 2 + std::max<int64_t>(sizes.tokens, 1) : kLayerTaps - 1;
-    check.shape("conv_pool", conv, {pool.size(0), sizes.channels(), conv.size(2)}, "(slots, 2 Hk dk + Hv dv, columns)");
-    GDN_REQUIRE(check, conv.size(2) >= columns, "conv_pool", fmt::format("{} columns or more", columns), shape_text(conv));
-    dtype_beside(check, "conv_pool", conv, *dtype_of(qkvz));
-    check.device("conv_pool", conv, qkvz, "qkvz");
-    check.distinct("conv_pool", conv);
-    args.conv = {tagged(conv), conv.stride(0), 0, conv.stride(1), near_stride(check, "conv_pool", conv, 2)};
+    args.conv =
+        check.conv_pool("conv_pool", conv, pool.size(0), sizes.channels(), columns, "(slots, 2 Hk dk + Hv dv, columns)");
     args.conv_columns = check.count("conv_pool", "columns", conv.size(2));
 
     GDN_REQUIRE(check, step_conv.defined() == steps.defined(), step_conv.defined() ? "step_states" : "step_conv",
@@ -180,13 +134,12 @@ void set_states(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, 
     args.state_in = args.state_out = pool.data;
     args.state_slot = args.out_slot = pool.stride(0);
     if (!steps.defined()) return;
-    check_layer_states(check, "step_states", steps, 5, sizes, qkvz);
+    check.states("step_states", steps, 5, sizes);
     check.dtype("step_states", steps, {prepared.problem.state});
     check.rank("step_conv", step_conv, 4, "(rows, tokens, C, 3)");
     check.shape("step_conv", step_conv, {steps.size(0), steps.size(1), sizes.channels(), kLayerTaps - 1},
                 "(rows, tokens, 2 Hk dk + Hv dv, 3), as many rows and tokens as step_states has");
-    dtype_beside(check, "step_conv", step_conv, *dtype_of(qkvz));
-    check.device("step_conv", step_conv, qkvz, "qkvz");
+    check.number("step_conv", step_conv);
     check.distinct("step_conv", step_conv);
     args.state_out = steps.data;
     args.out_slot = steps.stride(0);
@@ -197,27 +150,17 @@ void set_states(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, 
     args.step_slot_count = check.count("step_states", "rows", steps.size(0));
 }
 
-// Whether the convolution can be read four channels at a time: all tensors of one 16-bit dtype and 8-byte aligned, and a state
-// of three columns that is contiguous along columns or along channels.
 bool reads_units(DecodeLayerArgs& args, const View& weight, const View& bias, const View& qkvz, const View& z,
                  const View& conv) {
-    constexpr uintptr_t kUnit = 8;
-    const auto aligned = [](const View& view, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(view.data) % bytes == 0; };
-    const auto rows = [&](const View& view) {
-        return aligned(view, kUnit) && view.stride(0) % 4 == 0 && view.stride(1) % 4 == 0;
-    };
-    args.by_columns = conv.stride(1) == 1 && conv.stride(2) % 4 == 0;
-    const bool by_channels = conv.stride(2) == 1 && conv.stride(1) == kLayerTaps - 1;
-    return !args.by_token && args.step_conv.values.data == nullptr && conv.size(2) == kLayerTaps - 1 &&
-           (args.by_columns || by_channels) && conv.stride(0) % 4 == 0 && aligned(conv, kUnit) && rows(qkvz) &&
-           (!z.defined() || rows(z)) && weight.contiguous_tail(2) && aligned(weight, 2 * kUnit) && weight.dtype == qkvz.dtype &&
-           conv.dtype == qkvz.dtype &&
-           (!bias.defined() || (bias.dtype == qkvz.dtype && bias.contiguous_tail(1) && aligned(bias, kUnit)));
+    const UnitPool pool = unit_pool(conv, qkvz);
+    args.by_columns = pool == UnitPool::by_columns;
+    return !args.by_token && args.step_conv.values.data == nullptr && pool != UnitPool::none && has_unit_rows(qkvz) &&
+           has_unit_rows(z) && has_unit_weights(weight, bias, qkvz);
 }
 
 PreparedLayer prepare_layer(const GdnDecodeLayer& x) {
-    const Checks check{x.name};
     const View qkvz(x.qkvz), ba(x.ba), weight(x.conv_weight), bias = view_of(x.conv_bias);
+    const LayerChecks check = check_projection(x, qkvz);
     const View A_log(x.gates.A_log), dt_bias(x.gates.dt_bias);
     const View norm(x.norm_weight), conv(x.conv_pool), pool(x.state_pool), out(x.out);
     const LayerSizes sizes = check_sizes(check, x, qkvz);
@@ -226,11 +169,10 @@ PreparedLayer prepare_layer(const GdnDecodeLayer& x) {
     const DType io = dtype_or_f64(check, "qkvz", qkvz, {DType::bf16, DType::f16});
     set_projections(check, x, qkvz, sizes, io, args);
     set_gates(check, x, qkvz, ba, sizes, io, args);
-    set_weights(check, qkvz, weight, bias, A_log, dt_bias, norm, sizes, args);
+    set_weights(check, weight, bias, A_log, dt_bias, norm, sizes, args);
     set_states(check, x, qkvz, sizes, conv, pool, prepared);
-    GDN_REQUIRE(check, x.norm_eps >= 0 && std::isfinite(x.norm_eps), "norm_eps", "a number that is not negative",
-                fmt::format("{}", x.norm_eps));
-    GDN_REQUIRE(check, !x.scale || std::isfinite(*x.scale), "scale", "a finite number", fmt::format("{}", x.scale.value_or(0)));
+    check.norm_eps(x.norm_eps);
+    check.scale(x.scale);
 
     check.shape("out", out, {sizes.sequences, sizes.tokens, sizes.rows()}, "(B, T, Hv dv)");
     check.dtype("out", out, {io});

@@ -30,6 +30,19 @@ TEST(DecodeLayerHeuristic, ChoosesOnlyWhatIsRegistered) {
             }
 }
 
+TEST(DecodeLayerHeuristic, GatesOfChannelsAreRegisteredForOneToken) {
+    for (const int dk : gdn::kExactHeadK)
+        for (const bool plain : {true, false})
+            for (const DType state : {DType::f32, DType::bf16}) {
+                DecodeLayerProblem problem = problem_of(64, 1, dk, 1);
+                problem.plain = plain, problem.state = state, problem.channel_gates = true;
+                const DecodeLayerConfig config = decode_layer_choice(problem, {}).config;
+                EXPECT_TRUE(config.channel_gates);
+                EXPECT_NE(std::ranges::find(kDecodeLayerConfigurations, config), kDecodeLayerConfigurations.end());
+            }
+    for (const DecodeLayerConfig& config : kDecodeLayerConfigurations) EXPECT_TRUE(!config.channel_gates || config.tokens == 1);
+}
+
 TEST(DecodeLayerHeuristic, FewSequencesHaveMoreBlocks) {
     int before = kRowQuarters;
     EXPECT_EQ(decode_layer_choice(problem_of(1, 1), {}).parts, before);

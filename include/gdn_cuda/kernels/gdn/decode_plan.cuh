@@ -27,16 +27,10 @@ struct DecodeConfig {
     }
 };
 
-template <DecodeConfig kConfig, bool kChannelGates = kConfig.channel_gates>
-struct DecodeDecays {};
+// A thread reads only the elements of the state that it copied itself, so there are no barriers for them. Decays are the only
+// part that threads read from each other.
 template <DecodeConfig kConfig>
-struct alignas(16) DecodeDecays<kConfig, true> {
-    float decays[kConfig.head_k];  // the only part that threads read from each other
-};
-
-// A thread reads only the elements of the state that it copied itself, so there are no barriers for them.
-template <DecodeConfig kConfig>
-struct DecodeSharedPlan : DecodeDecays<kConfig> {
+struct DecodeSharedPlan : ChannelDecays<kConfig.head_k, kConfig.channel_gates> {
     struct alignas(16) Vector {
         unsigned char bytes[16];
     };

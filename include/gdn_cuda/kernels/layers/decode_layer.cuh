@@ -4,6 +4,10 @@
 //     q, k, v <- silu(conv(q, k, v))        q, k <- l2 norm        S <- exp(g) S        v' = beta (v - S k)
 //     S <- S + v' k^T        o = scale S q        out = o / sqrt(mean(o^2) + epsilon) * weight * silu(z)
 //
+// With channel_gates, Kimi Delta Attention: S <- S diag(exp(g)), in which a thread computes the decays of a channel or two of
+// the value head, and all read their columns' from shared memory, as in gdn/decode; sigmoid(z) in place of silu(z); the
+// convolution may have fewer taps, and pools of its own for query, key and value; and the norm may be absent.
+//
 // A block has a value head of a sequence, or some quarters of its rows of S if few sequences would leave SMs idle. It computes
 // the convolution of the head's query and key and of its own rows of the value, then the recurrence, and normalises. The blocks
 // of a key head form a cluster, for two reasons: all of them compute query and key, and a block may write that part of the
@@ -26,6 +30,7 @@
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/common/inverse_root.cuh>
 #include <gdn_cuda/kernels/layers/decode_layer/convolution.cuh>
+#include <gdn_cuda/kernels/recurrence/channel_loads.cuh>
 
 namespace gdn_cuda::layers {
 
@@ -76,9 +81,17 @@ struct LayerRing {
         }
         cp_async_fence();
     }
-    __device__ __forceinline__ void take(Slice& slice, bool exists) {
+    // `resets_columns`: a channel's decay is 0.
+    __device__ __forceinline__ void take(Slice& slice, bool exists, bool resets_columns) {
         cp_async_wait<kStages - 1>();
         if (exists) {
+            if constexpr (kConfig.channel_gates) {
+                if (resets_columns)
+#pragma unroll 1
+                    for (int i = 0; i < kLayout.vectors(); ++i)
+                        gdn::clear_where_zero(reinterpret_cast<State*>(shared.state[from][i][threadIdx.x].bytes),
+                                              shared.decays + Slice::column(i, threadIdx.x % kLayout.lanes), kLayout.vector);
+            }
 #pragma unroll
             for (int i = 0; i < kLayout.vectors(); ++i)
                 slice.vectors[i].load(reinterpret_cast<const State*>(shared.state[from][i][threadIdx.x].bytes));
@@ -94,7 +107,7 @@ struct LayerRing {
 // first row on.
 template <DecodeLayerConfig kConfig>
 __device__ __forceinline__ void advance_rows(DecodeLayerSharedPlan<kConfig>& shared, LayerRing<kConfig>& ring, int rows,
-                                             typename LayerRing<kConfig>::State* states_after) {
+                                             typename LayerRing<kConfig>::State* states_after, bool resets_columns) {
     using Io = Storage<kConfig.io>;
     constexpr gdn::StateLayout kLayout = kConfig.layout();
     const DecodeLayerArgs& args = ring.args;
@@ -106,7 +119,10 @@ __device__ __forceinline__ void advance_rows(DecodeLayerSharedPlan<kConfig>& sha
         query.load(reinterpret_cast<const Io*>(shared.query[t].bytes), lane, kConfig.head_k);
         key.load(reinterpret_cast<const Io*>(shared.key[t].bytes), lane, kConfig.head_k);
     };
-    const auto load_gate = [&](int t) { scalars.decay = shared.gates[t].decay, scalars.beta = shared.gates[t].beta; };
+    const auto load_gate = [&](int t) {
+        scalars.decay = kConfig.channel_gates ? 1.f : shared.gates[t].decay;
+        scalars.beta = shared.gates[t].beta;
+    };
     if constexpr (kConfig.tokens == 1) {
         load_vectors(0);
         gdn::set_products<kLayout>(scalars, query, key, args.scale, true);
@@ -117,10 +133,16 @@ __device__ __forceinline__ void advance_rows(DecodeLayerSharedPlan<kConfig>& sha
          row += kConfig.rows_per_step(), first += kConfig.rows_per_step()) {
         const bool exists = row < rows;
         typename LayerRing<kConfig>::Slice loaded;
-        ring.take(loaded, exists);
+        ring.take(loaded, exists, resets_columns);
         float s[kLayout.per_lane];
 #pragma unroll
         for (int i = 0; i < kLayout.per_lane; ++i) s[i] = loaded[i];
+        if constexpr (kConfig.channel_gates) {
+            gdn::RowSlice<float, kLayout, true, true> decays;
+            decays.load(shared.decays, lane, kConfig.head_k);
+#pragma unroll
+            for (int i = 0; i < kLayout.per_lane; ++i) s[i] *= decays[i];
+        }
 #pragma unroll 1
         for (int t = 0; t < (kConfig.tokens == 1 ? 1 : args.tokens); ++t) {
             if constexpr (kConfig.tokens > 1 || kConfig.state != DType::f32) load_vectors(t);  // few registers
@@ -181,7 +203,8 @@ __device__ __forceinline__ void store_outputs(const DecodeLayerSharedPlan<kConfi
                                               const LayerPart& part, int buffer, Storage<kConfig.io>* outputs) {
 #pragma unroll 1
     for (int t = 0; t < args.tokens; ++t) {
-        const float2 factors = inverse_rms(shared.squares[buffer][t], args.dv, args.epsilon);
+        const bool has_norm = !kConfig.channel_gates || args.norm_weight.data != nullptr;
+        const float2 factors = has_norm ? inverse_rms(shared.squares[buffer][t], args.dv, args.epsilon) : float2{1.f, 1.f};
 #pragma unroll 1
         for (int row = threadIdx.x; row < part.rows; row += kConfig.threads())
             outputs[t * args.output_token + row] =
@@ -196,15 +219,54 @@ __device__ __forceinline__ void set_gates(DecodeLayerSharedPlan<kConfig>& shared
                                           const LayerPart& part, int head) {
     const DecodeLayerArgs& args = channels.args;
     const int thread = kConfig.threads() - 1 - static_cast<int>(threadIdx.x);
-    if (thread < args.tokens) shared.gates[thread] = layer_gate(args, channels.sequence, thread, channels.key_head, head);
+    if constexpr (kConfig.channel_gates) {
+        if (thread == 0) shared.gates[0] = {1.f, layer_beta(args, channels.sequence, channels.key_head, head)};
+    } else if (thread < args.tokens) {
+        shared.gates[thread] = layer_gate(args, channels.sequence, thread, channels.key_head, head);
+    }
 #pragma unroll 1
     for (int row = thread; row < part.rows; row += kConfig.threads()) {
+        if constexpr (kConfig.channel_gates)
+            if (args.norm_weight.data == nullptr) {
+                shared.gain[0][row] = 1.f;
+                continue;
+            }
         const auto* z = channels.row(args.z) + (head * args.dv + part.head_row + row);
 #pragma unroll 1
         for (int t = 0; t < args.tokens; ++t)
             shared.gain[t][row] = layer_gain(args, to_float(z[t * args.z.token]), part.head_row + row);
     }
 }
+
+// The gates of a value head's channels.
+template <DecodeLayerConfig kConfig, bool kChannelGates = kConfig.channel_gates>
+struct LayerDecays {
+    __device__ __forceinline__ LayerDecays(const DecodeLayerArgs&, int, int, int) {}
+    __device__ __forceinline__ bool finish(DecodeLayerSharedPlan<kConfig>&) { return false; }
+};
+template <DecodeLayerConfig kConfig>
+struct LayerDecays<kConfig, true> {
+    struct Source {  // as ChannelLoads names it
+        const Tagged &A_log, &dt_bias;
+        const DecodeLayerArgs::Gates& gate;
+        const gdn::ChannelGates& channels;
+    } source;
+    int value_head;
+    i64 at;
+    gdn::ChannelLoads<kConfig.head_k, kConfig.threads(), 1> loads;
+
+    // Issues the loads.
+    __device__ __forceinline__ LayerDecays(const DecodeLayerArgs& args, int sequence, int key_head, int head)
+        : source{args.A_log, args.dt_bias, args.a, args.channels},
+          value_head(key_head * args.heads_per_key + head),
+          at(sequence * args.a.batch + value_head * args.a.head) {
+        loads.load(source, value_head, 0, 1, [&](int) { return at; });
+    }
+    // Stores the decays of the thread's channels, and returns whether one is 0.
+    __device__ __forceinline__ bool finish(DecodeLayerSharedPlan<kConfig>& shared) {
+        return loads.finish(source, value_head, 1, [&](int) { return at; }, [&](int) { return shared.decays; });
+    }
+};
 
 // Fills the outputs of a sequence without a state.
 template <class Io>
@@ -245,6 +307,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         const bool is_first = head == part.first_head;
         LayerConvolution<kConfig> convolution(shared, channels, part, head, is_first);
         convolution.load_inputs();
+        LayerDecays<kConfig> decays(args, sequence, key_head, head);
         if (is_first) {
             // Padding or an invalid index, which only the device can detect.
             if (const Place place = slots.place(args); args.slots.data != nullptr && place != Place::run) {
@@ -253,7 +316,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
             }
         }
         const i64 oldest = convolution.oldest(args, slots);
-        convolution.load_history(oldest);  // before the ring's loads, which would delay it
+        convolution.load_history(slots, oldest);  // before the ring's loads, which would delay it
         if (is_first) {
             ring.rows += slots.state * args.state_slot;
 #pragma unroll 1
@@ -262,14 +325,18 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
                 shared.target[t] = target_of_token(args, sequence, slots.state, t);
         }
         set_gates(shared, channels, part, head);
-        convolution.run(oldest);
+        convolution.run(slots, oldest);
+        bool resets_columns = decays.finish(shared);
         if (is_first) group.arrive();  // this block has read the convolution's state of query and key
-        __syncthreads();
+        if constexpr (kConfig.channel_gates)
+            resets_columns = __syncthreads_or(resets_columns);
+        else
+            __syncthreads();
         if (kConfig.tokens > 1 && is_first) {
             set_token_products(shared, args);
             __syncthreads();
         }
-        advance_rows(shared, ring, part.rows, states_after);
+        advance_rows(shared, ring, part.rows, states_after, resets_columns);
         __syncthreads();
         if (is_first) group.wait();
         add_squares(shared, group, args, part, buffer);

@@ -22,4 +22,12 @@ struct ChannelGates {
     i64 bias_head = 0;        // dt_bias (head, channel), channels contiguous
 };
 
+// The base of a kernel's shared memory that holds the decays of one head's channels, if it has gates of channels.
+template <int kChannels, bool kChannelGates>
+struct ChannelDecays {};
+template <int kChannels>
+struct alignas(16) ChannelDecays<kChannels, true> {
+    float decays[kChannels];
+};
+
 }  // namespace gdn_cuda::gdn

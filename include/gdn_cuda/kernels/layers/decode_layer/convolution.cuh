@@ -75,11 +75,11 @@ struct LayerFourUnit {
         if (channels.args.bias.data != nullptr) bias = at(channels.args.bias.data, first_channel);
     }
     // `first`: offset of channel 0's oldest input before the first token.
-    __device__ __forceinline__ void load_history(const DecodeLayerArgs& args, i64 first) {
-        const i64 from = first + first_channel * args.conv.channel;
+    __device__ __forceinline__ void load_history(const Channels& channels, int c, const LayerSlots& slots, i64 first) {
+        const auto [pool, from] = channels.history(c, first_channel, slots, slots.conv_first, first);
 #pragma unroll
         for (int i = 0; i < kHistory; ++i)
-            history[i] = at(args.conv.values.data, from + i * (args.by_columns ? static_cast<i64>(args.conv.column) : 4));
+            history[i] = at(pool.values.data, from + i * (channels.args.by_columns ? static_cast<i64>(pool.column) : 4));
     }
     // Calls store(t, y) for every token, y rounded as the convolution alone rounds it, and leaves the state after the tokens
     // in `history`.
@@ -124,13 +124,12 @@ struct LayerFourUnit {
     }
     // `first`: as above.
     __device__ __forceinline__ static void store_kept(const DecodeLayerSharedPlan<kConfig>& shared, const Channels& channels,
-                                                      int n, int c, const LayerSlots&, i64 first) {
-        const DecodeLayerArgs::ConvStates& conv = channels.args.conv;
-        unsigned short* to =
-            static_cast<unsigned short*>(const_cast<void*>(conv.values.data)) + first + channels.index(c) * conv.channel;
+                                                      int n, int c, const LayerSlots& slots, i64 first) {
+        const auto [pool, from] = channels.history(c, channels.index(c), slots, slots.conv_first, first);
+        unsigned short* to = static_cast<unsigned short*>(const_cast<void*>(pool.values.data)) + from;
 #pragma unroll
         for (int i = 0; i < kHistory; ++i)
-            *reinterpret_cast<FourChannels*>(to + i * (channels.args.by_columns ? static_cast<i64>(conv.column) : 4)) =
+            *reinterpret_cast<FourChannels*>(to + i * (channels.args.by_columns ? static_cast<i64>(pool.column) : 4)) =
                 shared.units[n / 4][i];
     }
 
@@ -225,11 +224,11 @@ struct LayerConvolution {
     __device__ __forceinline__ void load_inputs() {
         if (exists()) unit.load_inputs(channels, channel());
     }
-    __device__ __forceinline__ void load_history(i64 first) {
-        if (exists()) unit.load_history(channels.args, first);
+    __device__ __forceinline__ void load_history(const LayerSlots& slots, i64 first) {
+        if (exists()) unit.load_history(channels, channel(), slots, first);
     }
     // Computes the thread's channels; their inputs are already loading, those of further iterations are loaded here.
-    __device__ __forceinline__ void run(i64 first) {
+    __device__ __forceinline__ void run(const LayerSlots& slots, i64 first) {
 #pragma unroll 1
         while (exists()) {
             unit.run(channels, channel(), [&](int t, const auto& y) {
@@ -243,7 +242,7 @@ struct LayerConvolution {
             unit.keep(shared, n);
             n += kConfig.threads() * kAtOnce;
             load_inputs();
-            load_history(first);
+            load_history(slots, first);
         }
     }
     // Stores the convolution's state after the tokens: for the rows of the value head, and for the block's slice of query and

@@ -1,6 +1,7 @@
 // Configuration, shared memory and arguments of layers/decode_layer, for host and device.
 #pragma once
 
+#include <gdn_cuda/kernels/recurrence/channel_gates.cuh>
 #include <gdn_cuda/kernels/recurrence/state_layout.cuh>
 
 namespace gdn_cuda::layers {
@@ -14,12 +15,13 @@ struct DecodeLayerConfig {
     int head_k;  // exactly the tensors': 64, 96, 128, 192 or 256
     DType io;    // projections and output
     DType state;
-    int tokens;  // per sequence, at most: 1, 4 or kMostLayerTokens
-    bool plain;  // the convolution's tensors have the dtype `io` and are read four channels at a time
+    int tokens;                  // per sequence, at most: 1, 4 or kMostLayerTokens
+    bool plain;                  // the convolution's tensors have the dtype `io` and are read four channels at a time
+    bool channel_gates = false;  // Kimi Delta Attention: a gate for every channel of the key, and one token
 
     constexpr bool operator==(const DecodeLayerConfig&) const = default;
 
-    GDN_FIELDS(head_k, io, state, tokens, plain)
+    GDN_FIELDS(head_k, io, state, tokens, plain, channel_gates)
 
     GDN_HOST_DEVICE constexpr gdn::StateLayout layout() const { return gdn::StateLayout(head_k, state); }
     GDN_HOST_DEVICE constexpr int threads() const { return 128; }
@@ -51,7 +53,7 @@ struct alignas(8) FourChannels {
 // A thread reads only its own entries of the ring and the histories. All threads read the rest, which is for one value head at
 // a time, except query and key. All blocks of a head write the squares.
 template <DecodeLayerConfig kConfig>
-struct DecodeLayerSharedPlan {
+struct DecodeLayerSharedPlan : gdn::ChannelDecays<kConfig.head_k, kConfig.channel_gates> {
     static constexpr int kChannels = kConfig.pairs() + kMostHeadRows;
 
     struct alignas(16) Vector {
@@ -125,6 +127,11 @@ struct DecodeLayerArgs {
 
     Tagged step_slots;  // rows of step_conv and step states, if given
     int step_slot_count;
+
+    // With gates of channels, whose other strides are those of `a`. A_log and dt_bias may be absent, and norm_weight with z.
+    gdn::ChannelGates channels;
+    ConvStates conv_key, conv_value;  // channels counted from the first of key and value; `conv` has those of query
+    int missing_taps;                 // of four; the first ones are 0
 };
 
 }  // namespace gdn_cuda::layers

@@ -45,6 +45,12 @@ __device__ __forceinline__ i64 target_of_token(const DecodeLayerArgs& args, int 
     return place_of(args, token_slot) == Place::run ? token_slot * args.out_slot : -1;
 }
 
+// A channel's convolution state: its pool, and the offset of one of its columns there.
+struct LayerHistory {
+    DecodeLayerArgs::ConvStates pool;
+    i64 at;
+};
+
 // The channels of a key head: query, key, then the rows of its value heads.
 template <DecodeLayerConfig kConfig>
 struct LayerChannels {
@@ -74,6 +80,20 @@ struct LayerChannels {
         if (c < kConfig.head_k) return head_start + c;
         if (c < kConfig.pairs()) return all_keys + head_start + (c - kConfig.head_k);
         return 2 * all_keys + key_head * args.heads_per_key * args.dv + (c - kConfig.pairs());
+    }
+    // Column `column` of channel c, of index `index`. `first`: the offset of that column of channel 0.
+    __device__ __forceinline__ LayerHistory history(int c, int index, const LayerSlots& slots, int column, i64 first) const {
+        if constexpr (!kConfig.channel_gates) {
+            return {args.conv, first + index * args.conv.channel};
+        } else {
+            DecodeLayerArgs::ConvStates pool = args.conv;
+            if (c >= kConfig.head_k) {
+                const int all_keys = args.key_heads * kConfig.head_k;
+                pool = c < kConfig.pairs() ? args.conv_key : args.conv_value;
+                index -= c < kConfig.pairs() ? all_keys : 2 * all_keys;
+            }
+            return {pool, slots.conv * pool.slot + index * pool.channel + column * static_cast<i64>(pool.column)};
+        }
     }
     __device__ __forceinline__ const Io* inputs(int c, i64& token_stride) const {
         const bool is_query = c < kConfig.head_k, is_key = c < kConfig.pairs();
@@ -107,12 +127,15 @@ struct LayerChannel {
         const DecodeLayerArgs& args = channels.args;
         channel_index = channels.index(c);
         load_tokens(channels, c, 0);
-        taps.load(args.weight, channel_index * args.weight_channel, args.weight_tap);
+        i64 first_tap = channel_index * args.weight_channel;
+        if constexpr (kConfig.channel_gates) first_tap -= args.missing_taps * static_cast<i64>(args.weight_tap);
+        load_present(args, taps, args.weight, first_tap, args.weight_tap);
         if (args.bias.data != nullptr) bias.load(args.bias, channel_index * args.bias_channel, 0);
     }
-    // `at`: offset of channel 0's oldest input before the first token.
-    __device__ __forceinline__ void load_history(const DecodeLayerArgs& args, i64 at) {
-        history.load(args.conv.values, at + channel_index * args.conv.channel, args.conv.column);
+    // `first`: offset of channel 0's oldest input before the first token.
+    __device__ __forceinline__ void load_history(const Channels& channels, int c, const LayerSlots& slots, i64 first) {
+        const auto [pool, at] = channels.history(c, channel_index, slots, slots.conv_first, first);
+        load_present(channels.args, history, pool.values, at, pool.column);
     }
     // Calls store(t, y) with the output of every token, rounded to `Io` as the convolution alone rounds it. `last`: the inputs
     // before the next token.
@@ -144,6 +167,21 @@ struct LayerChannel {
             }
         }
     }
+
+  private:
+    // `at`: the offset of the first of four taps or three inputs. Those that the convolution lacks are 0.
+    template <int kCount>
+    __device__ __forceinline__ static void load_present(const DecodeLayerArgs& args, RawElements<kCount>& elements,
+                                                        const Tagged& from, i64 at, int stride) {
+        if constexpr (!kConfig.channel_gates) {
+            elements.load(from, at, stride);
+        } else {
+#pragma unroll
+            for (unsigned& bits : elements.bits) bits = 0;
+            elements.load(
+                from, [&](int i) { return at + i * static_cast<i64>(stride); }, [&](int i) { return i >= args.missing_taps; });
+        }
+    }
 };
 
 // Whether a channel's state consists of just the three inputs before the next token.
@@ -151,11 +189,12 @@ __device__ __forceinline__ bool keeps_last_inputs(const DecodeLayerArgs& args) {
     return args.step_conv.values.data == nullptr && !args.by_token && args.conv_columns == kLayerTaps - 1;
 }
 
-// Input i of a channel: first the `columns` columns of its state from offset `state` on, then the tokens.
+// Input i of a channel: first the `columns` columns of its state from `history` on, then the tokens.
 template <DecodeLayerConfig kConfig>
-__device__ __forceinline__ float channel_input(const LayerChannels<kConfig>& channels, int c, i64 state, int columns, int i) {
-    const DecodeLayerArgs::ConvStates& conv = channels.args.conv;
-    if (i < columns) return load_float(conv.values, state + i * static_cast<i64>(conv.column));
+__device__ __forceinline__ float channel_input(const LayerChannels<kConfig>& channels, int c, const LayerHistory& history,
+                                               int columns, int i) {
+    const auto& [pool, at] = history;
+    if (i < columns) return load_float(pool.values, at + i * static_cast<i64>(pool.column));
     i64 stride;
     const auto* from = channels.inputs(c, stride);
     return to_float(from[(i - columns) * stride]);
@@ -168,11 +207,14 @@ __device__ __forceinline__ void store_history(const LayerChannels<kConfig>& chan
     constexpr int kHistory = kLayerTaps - 1;
     const DecodeLayerArgs& args = channels.args;
     const int channel = channels.index(c);
-    const i64 row = slots.conv * args.conv.slot + channel * args.conv.channel;
+    const LayerHistory history = channels.history(c, channel, slots, 0, slots.conv * args.conv.slot);
     const auto store = [&](int column, float x) {
-        store_float(args.conv.values, row + column * static_cast<i64>(args.conv.column), x);
+        store_float(history.pool.values, history.at + column * static_cast<i64>(history.pool.column), x);
     };
-    if (keeps_last_inputs(args)) {
+    const auto from_column = [&](int column) {
+        return LayerHistory{history.pool, history.at + column * static_cast<i64>(history.pool.column)};
+    };
+    if (keeps_last_inputs(args) && !(kConfig.channel_gates && args.missing_taps > 0)) {
 #pragma unroll
         for (int i = 0; i < kHistory; ++i) store(i, last[i]);
         return;
@@ -181,7 +223,7 @@ __device__ __forceinline__ void store_history(const LayerChannels<kConfig>& chan
         const i64 step_row = load_index(args.step_slots, channels.sequence);
         if (step_row < 0 || step_row >= args.step_slot_count) return;
         const DecodeLayerArgs::ConvStates& to = args.step_conv;
-        const i64 before = row + slots.conv_first * static_cast<i64>(args.conv.column);
+        const LayerHistory before = from_column(slots.conv_first);
 #pragma unroll 1
         for (int t = 0; t < args.tokens; ++t)
 #pragma unroll 1
@@ -196,7 +238,7 @@ __device__ __forceinline__ void store_history(const LayerChannels<kConfig>& chan
     const int columns = args.by_token ? kHistory : args.conv_columns;
     const int shift = args.by_token ? 1 : args.tokens;
     const int count = args.by_token ? kHistory - 1 + args.tokens : args.conv_columns;
-    const i64 from = args.by_token ? row + slots.conv_first * static_cast<i64>(args.conv.column) : row;
+    const LayerHistory from = args.by_token ? from_column(slots.conv_first) : history;
 #pragma unroll 1
     for (int i = 0; i < count; ++i) store(i, channel_input(channels, c, from, columns, i + shift));
 }
@@ -215,6 +257,12 @@ __device__ __forceinline__ LayerGate layer_gate(const DecodeLayerArgs& args, int
     const float x = a.to_float(0, args.a.values.type) + dt_bias.to_float(0, args.dt_bias.type);
     return {expf(log_decay(A_log.to_float(0, args.A_log.type), x)),
             args.beta_scale * sigmoid(b.to_float(0, args.b.values.type))};
+}
+
+// Beta alone: decays are those of channels.
+__device__ __forceinline__ float layer_beta(const DecodeLayerArgs& args, int sequence, int key_head, int head) {
+    return args.beta_scale *
+           sigmoid(load_float(args.b.values, sequence * args.b.batch + key_head * args.b.key_head + head * args.b.head));
 }
 
 // Gain of row `row` of a head: norm weight times the activated gate. `gate`: the row's z.
