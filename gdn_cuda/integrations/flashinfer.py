@@ -1,6 +1,6 @@
 """FlashInfer's functions `chunk_gated_delta_rule`, `gated_delta_rule_decode`, `gated_delta_rule_decode_pretranspose`,
-`gated_delta_rule_mtp` and `recurrent_kda`, with its parameters, for programs that call them; `install` replaces FlashInfer's
-by these.
+`gated_delta_rule_mtp`, `recurrent_kda` and `fused_kda_decode`, with its parameters, for programs that call them; `install`
+replaces FlashInfer's by these.
 
 FlashInfer's gates are decays, alpha = exp(gate): 0 is a reset. An alpha above 1 is not a decay: CPU tensors with one are
 refused; on a GPU the state grows.
@@ -17,12 +17,13 @@ from torch import Tensor
 from ..hosts import verified
 from ..hosts.replaced import Replaced
 from ..runtime import package as gdn_cuda
+from . import flashinfer_kda
 from .counted import Declined, counted
-from .flashinfer_kda import PARAMETERS as KDA_PARAMETERS
-from .flashinfer_kda import recurrent_kda
+from .flashinfer_kda import fused_kda_decode, recurrent_kda
 
 __all__ = [
     "chunk_gated_delta_rule",
+    "fused_kda_decode",
     "gated_delta_rule_decode",
     "gated_delta_rule_decode_pretranspose",
     "gated_delta_rule_mtp",
@@ -215,7 +216,8 @@ _TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
         "replayssm_beta=None",
         gated_delta_rule_mtp,
     ),
-    "flashinfer.kda:recurrent_kda": (KDA_PARAMETERS, recurrent_kda),
+    "flashinfer.kda:recurrent_kda": (flashinfer_kda.PARAMETERS, recurrent_kda),
+    "flashinfer.kda_decode:fused_kda_decode": (flashinfer_kda.LAYER_PARAMETERS, fused_kda_decode),
 }
 VERSIONS: verified.Versions = {"0.7.2": "run", "0.7.2.post1": "compared"}
 HOST = verified.Host(

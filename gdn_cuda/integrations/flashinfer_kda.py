@@ -1,4 +1,5 @@
-"""FlashInfer's `recurrent_kda`: prefill, decode and drafts of Kimi Delta Attention, from states that are updated in place."""
+"""FlashInfer's `recurrent_kda`: prefill, decode and drafts of Kimi Delta Attention, from states that are updated in place; and
+its `fused_kda_decode`, the step of a layer."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from ..compat.fla_arguments import channel_gates
 from ..runtime import package as gdn_cuda
 from .counted import Declined
+from .kda_layer import layer_step
 
 PARAMETERS = (
     "q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, initial_state=None, output_final_state=False, "
@@ -19,6 +21,37 @@ PARAMETERS = (
     "checkpoint_every_n_tokens=0, checkpoint_state_indices=None, *, disable_state_update=False, correction_cache=None, "
     "kg_cache=None, backend='auto'"
 )
+LAYER_PARAMETERS = (
+    "x, weight, conv_state, raw_gate, raw_beta, A_log, dt_bias, state_indices, state, output_gate, norm_weight, "
+    "lower_bound=-5.0, norm_eps=1e-05, output=None, *, backend='cute-dsl', state_indices_mode=None"
+)
+
+
+def fused_kda_decode(
+    x: Tensor,
+    weight: Tensor,
+    conv_state: Tensor,
+    raw_gate: Tensor,
+    raw_beta: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state_indices: Tensor,
+    state: Tensor,
+    output_gate: Tensor,
+    norm_weight: Tensor,
+    lower_bound: float | None = -5.0,
+    norm_eps: float = 1e-5,
+    output: Tensor | None = None,
+    *,
+    backend: str = "cute-dsl",
+    state_indices_mode: str | None = None,
+) -> Tensor:
+    """A token of each row from the convolution to the gated norm, by one launch. What state_indices_mode says of the slots
+    changes nothing."""
+    if backend == "cake":
+        raise Declined(f"backend {backend}")
+    pools = (conv_state, raw_gate, raw_beta, A_log, dt_bias, state_indices, state)
+    return layer_step(x, weight, None, *pools, output, lower_bound, output_gate, norm_weight, norm_eps)
 
 
 def recurrent_kda(

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..compat.fla_arguments import channel_gates
 from ..runtime import package as gdn_cuda
 from .counted import Declined
+from .kda_layer import layer_step
 from .packed import split_qkv
 from .vllm_conv import FUNCTIONS as CONVOLUTIONS
 from .vllm_conv import NULL_BLOCK
@@ -264,6 +265,28 @@ def packed_decode(
     return output.transpose(0, 1) if out is None else out, initial_state
 
 
+def decode_layer(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_state: Tensor,
+    raw_g: Tensor,
+    raw_beta: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state_indices: Tensor,
+    state: Tensor,
+    out: Tensor | None = None,
+    lower_bound: float | None = None,
+    output_gate: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-5,
+) -> Tensor:
+    """A token of each request from the convolution to the gated norm."""
+    pools = (conv_state, raw_g, raw_beta, A_log, dt_bias, state_indices, state)
+    return layer_step(x, weight, bias, *pools, out, lower_bound, output_gate, norm_weight, norm_eps)
+
+
 # ---- What was verified: by module, and the name that is counted
 
 Target = tuple[str, Callable[..., Any]]
@@ -271,7 +294,8 @@ KIMI = "vllm.models.kimi_k3.nvidia.ops.third_party.kda"  # layers import the nam
 K3 = "vllm.models.kimi_k3.nvidia.kda"
 GLM = "vllm.models.glm5next.common.kda"
 LINEAR = "vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn"  # Kimi-Linear's layer
-PARTS = {KIMI: "kda", K3: "kda_k3", GLM: "kda_glm", LINEAR: "kda_linear"}
+OPS = "vllm._custom_ops"
+PARTS = {KIMI: "kda", K3: "kda_k3", GLM: "kda_glm", LINEAR: "kda_linear", OPS: "kda_decode"}
 FUNCTIONS: dict[str, dict[str, Target]] = {
     KIMI: {
         "chunk_kda_with_fused_gate": (
@@ -312,6 +336,13 @@ FUNCTIONS: dict[str, dict[str, Target]] = {
         **CONVOLUTIONS,
     },
     LINEAR: CONVOLUTIONS,
+    OPS: {
+        "fused_kda_decode": (
+            "x, weight, bias, conv_state, raw_g, raw_beta, A_log, dt_bias, state_indices, state, out=None, lower_bound=None, "
+            "output_gate=None, norm_weight=None, norm_eps=1e-05",
+            decode_layer,
+        ),
+    },
 }
 GLM_PREFILL = f"{GLM}:Glm5NextLinearAttention._flashkda_prefill"
 TARGETS = {
