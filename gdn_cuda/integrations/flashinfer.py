@@ -217,6 +217,7 @@ _TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
         gated_delta_rule_mtp,
     ),
     "flashinfer.kda:recurrent_kda": (flashinfer_kda.PARAMETERS, recurrent_kda),
+    "flashinfer.kda_decode:recurrent_kda": (flashinfer_kda.DECODE_PARAMETERS, flashinfer_kda.recurrent_kda_of_decode),
     "flashinfer.kda_decode:fused_kda_decode": (flashinfer_kda.LAYER_PARAMETERS, fused_kda_decode),
 }
 VERSIONS: verified.Versions = {"0.7.2": "run", "0.7.2.post1": "compared"}

@@ -21,6 +21,10 @@ PARAMETERS = (
     "checkpoint_every_n_tokens=0, checkpoint_state_indices=None, *, disable_state_update=False, correction_cache=None, "
     "kg_cache=None, backend='auto'"
 )
+DECODE_PARAMETERS = (
+    f"{PARAMETERS.partition(', seq_order')[0]}, *, disable_state_update=False, correction_cache=None, kg_cache=None, "
+    "backend=None"
+)
 LAYER_PARAMETERS = (
     "x, weight, conv_state, raw_gate, raw_beta, A_log, dt_bias, state_indices, state, output_gate, norm_weight, "
     "lower_bound=-5.0, norm_eps=1e-05, output=None, *, backend='cute-dsl', state_indices_mode=None"
@@ -90,8 +94,8 @@ def recurrent_kda(
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
     """Tokens (B, T, …), or packed ones, from states (N, HV, V, K) or slots of a pool, where a negative slot is padding: output
     and, with output_final_state, the states. With num_spec_tokens drafts, which have a slot for the state after each token;
-    with disable_state_update states are only read. `state_checkpoints` gets the states before every n tokens, a multiple of 64,
-    and is returned third. seq_order and prefill_workspace change nothing."""
+    with disable_state_update states are only read. A final state is the pool, if there is one. `state_checkpoints` gets the
+    states before every n tokens, a multiple of 64, and is returned third. seq_order and prefill_workspace change nothing."""
     if backend != "auto":
         raise Declined(f"backend {backend}")
     if correction_cache is not None or kg_cache is not None:
@@ -101,26 +105,30 @@ def recurrent_kda(
     if disable_state_update or num_spec_tokens is not None:
         frozen = disable_state_update and initial_state_source is not None
         pool, slots = (initial_state_source, initial_state_indices) if frozen else (initial_state, ssm_state_indices)
-        if pool is None or not beta_is_logit or output_final_state or checkpoint_every_n_tokens:
-            raise Declined("drafts without a pool or logits, or with a final state or checkpoints")
+        if pool is None or checkpoint_every_n_tokens or (output_final_state and cu_seqlens is not None):
+            raise Declined("drafts without a pool, or with checkpoints, or packed ones with a final state")
         if initial_state_source is not None and not disable_state_update:
             raise Declined("initial_state_source is given")
         if slots is None and not disable_state_update:
             slots = torch.arange(q.shape[0] * q.shape[1], device=q.device).view(q.shape[:2])
-        calls = {"state_indices": slots, "num_accepted_tokens": num_accepted_tokens, "update_state": not disable_state_update}
-        return _steps(q, k, v, g, beta, pool, cu_seqlens, options | calls), None
+        options |= {
+            "state_indices": slots,
+            "num_accepted_tokens": num_accepted_tokens,
+            "update_state": not disable_state_update,
+        }
+        return _steps(q, k, v, g, beta, beta_is_logit, pool, cu_seqlens, options), pool if output_final_state else None
     if initial_state_source is not None or num_accepted_tokens is not None:
         raise Declined("initial_state_source or num_accepted_tokens is given")
-    if output_final_state and (initial_state is None or ssm_state_indices is not None):
-        raise Declined("a final state beside a pool, or without an initial state")
+    if output_final_state and initial_state is None:
+        raise Declined("a final state without an initial state")
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     last = initial_state if output_final_state else None
     if initial_state is not None:
         rows = torch.arange(sequences, device=q.device) if ssm_state_indices is None else ssm_state_indices
         options["state_indices"] = rows
         is_step = q.shape[1] == (1 if cu_seqlens is None else sequences)
-        if is_step and beta_is_logit and not checkpoint_every_n_tokens:
-            return _steps(q, k, v, g, beta, initial_state, cu_seqlens, options), last
+        if is_step and not checkpoint_every_n_tokens:
+            return _steps(q, k, v, g, beta, beta_is_logit, initial_state, cu_seqlens, options), last
     options |= {"beta_is_logit": beta_is_logit, "output_final_state": False}
     call = (q, k, v, beta, g, initial_state, cu_seqlens)
     if not checkpoint_every_n_tokens:
@@ -144,12 +152,28 @@ def _gates(q: Tensor, v: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, l
 
 
 def _steps(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, pool: Tensor, cu_seqlens: Tensor | None, options: dict[str, Any]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    beta: Tensor,
+    beta_is_logit: bool,
+    pool: Tensor,
+    cu_seqlens: Tensor | None,
+    options: dict[str, Any],
 ) -> Tensor:
-    rows, out = (q, k, v, a, b), options.pop("out")
+    """Tokens or drafts by fused_decode, whose betas are logits: a beta is twice the sigmoid of the logit of its half."""
+    if not beta_is_logit:
+        beta, options = torch.logit(beta.float() / 2), options | {"allow_negative_eigenvalues": True}
+    rows, out = (q, k, v, a, beta), options.pop("out")
     gates = {name: options.pop(name, None) for name in ("A_log", "dt_bias")}
     if cu_seqlens is None:
         return gdn_cuda.fused_decode(*rows, *gates.values(), pool, **options, out=out)
     packed, out_rows = (x.squeeze(0) for x in rows), None if out is None else out.squeeze(0)
     found = gdn_cuda.fused_decode(*packed, *gates.values(), pool, **options, cu_seqlens=cu_seqlens, out=out_rows)
     return found.unsqueeze(0) if out is None else out
+
+
+def recurrent_kda_of_decode(*given: Any, backend: str | None = None, **options: Any) -> Any:
+    """FlashInfer's older function of this name, for tokens and drafts."""
+    return recurrent_kda(*given, backend=backend or "auto", **options)

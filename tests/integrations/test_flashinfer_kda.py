@@ -105,14 +105,18 @@ def test_a_token_of_every_sequence(raw: bool, packed: bool, device: str, rng: to
             continue
         wanted, after = expected(x, slice(token, token + 1), row, before[slot])
         assert rel_rms(output[row, token], wanted[0]) < OUTPUT
-        assert rel_rms(pool[slot], after[-1]) < (STATE[torch.float32] if raw else prefill_state(torch.float32, device))
+        assert rel_rms(pool[slot], after[-1]) < STATE[torch.float32]
 
 
+@pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize(("table", "packed"), [(False, False), (True, False), (True, True)])
-def test_drafts(table: bool, packed: bool, device: str, rng: torch.Generator) -> None:
+def test_drafts(table: bool, packed: bool, raw: bool, device: str, rng: torch.Generator) -> None:
     """A slot for the state after each token; without a table, which packed drafts have, those of a sequence follow each
     other."""
-    x = inputs(rng, device, *((1, 6) if packed else (2, 3)))
+    x = inputs(rng, device, *((1, 6) if packed else (2, 3)), raw)
+    if not raw:
+        x["beta"] = 2 * x["beta"].float()
+        x["beta"][0, :3] = torch.tensor([0.0, 1.0, 2.0], device=device)[:, None]
     slots = [[5, 1, 3], [0, 6, 2]] if table else [[0, 1, 2], [3, 4, 5]]
     pool, accepted = torch.randn(7, HV, K, K, generator=rng).to(device), [2, 1] if table else [1, 1]
     before = pool.clone()
@@ -122,12 +126,22 @@ def test_drafts(table: bool, packed: bool, device: str, rng: torch.Generator) ->
         call["num_accepted_tokens"] = torch.tensor(accepted, dtype=torch.int32, device=device)
     if packed:
         call |= {"cu_seqlens": torch.tensor([0, 3, 6], dtype=torch.int32, device=device), "output": torch.empty_like(x["v"])}
-    output, last = integration.recurrent_kda(**x, **call)
-    assert last is None and output.shape == x["v"].shape
+    output, last = integration.recurrent_kda(**x, **call, output_final_state=not packed)
+    assert output.shape == x["v"].shape and (last is None if packed else last is pool)
     for n in range(2):
         row, span = (0, slice(3 * n, 3 * n + 3)) if packed else (n, slice(None))
         wanted, after = expected(x, span, row, before[slots[n][accepted[n] - 1]])
         assert rel_rms(output[row, span], wanted) < OUTPUT and rel_rms(pool[slots[n]], after) < STATE[torch.float32]
+
+
+def test_the_older_function(device: str, rng: torch.Generator) -> None:
+    x, pool = inputs(rng, device, 2, 1), torch.randn(2, HV, K, K, generator=rng).to(device)
+    again = pool.clone()
+    expected = integration.recurrent_kda(**x, initial_state=pool, output_final_state=True)[0]
+    found, last = integration.flashinfer_kda.recurrent_kda_of_decode(**x, initial_state=again, output_final_state=True)
+    assert torch.equal(found, expected) and last is again and torch.equal(again, pool)
+    with pytest.raises(ValueError, match="backend cake"):
+        integration.flashinfer_kda.recurrent_kda_of_decode(**x, initial_state=again, backend="cake")
 
 
 def test_states_that_are_only_read(device: str, rng: torch.Generator) -> None:
@@ -157,9 +171,9 @@ def test_no_state(device: str, rng: torch.Generator) -> None:
     [
         ({"backend": "cudnn"}, "backend cudnn"),
         ({"correction_cache": torch.zeros(1)}, "caches of a verify are given"),
-        ({"num_spec_tokens": 2}, "drafts without a pool or logits"),
+        ({"num_spec_tokens": 2}, "drafts without a pool"),
         ({"initial_state_source": torch.zeros(1)}, "initial_state_source or num_accepted_tokens is given"),
-        ({"output_final_state": True}, "a final state beside a pool, or without an initial state"),
+        ({"output_final_state": True}, "a final state without an initial state"),
         ({"checkpoint_every_n_tokens": 64}, "checkpoints without a tensor for them"),
         ({"use_gate_in_kernel": True, "A_log": None}, "use_gate_in_kernel is given without A_log"),
         ({"lower_bound": 1.0}, "chunked_forward: lower_bound: expected"),
