@@ -215,7 +215,7 @@ _PARTS: dict[str, verified.Targets] = {
     "mamba2": {f"{_MIXER}:{name}": expected for name, (expected, _) in _MIXER_TARGETS.items()} | {_MIXER_NORM: "self, x, gate"},
     **vllm_kda.TARGETS,
 }
-HOST = verified.Host("vllm", "vllm", VERSIONS, _PARTS)
+HOST = verified.Host("vllm", "vllm", VERSIONS, _PARTS, vllm_kda.OPTIONAL)
 
 # ---- install and uninstall
 
@@ -259,7 +259,7 @@ def _replace_functions(module: ModuleType, targets: dict[str, tuple[str, Callabl
         _replaced.put(module, name, counted(f"vllm.{name.lstrip('_')}", ours, getattr(module, name)))
 
 
-def _replace_method(target: str, counted_as: str, ours: Callable[..., Any]) -> None:
+def _replace_target(target: str, counted_as: str, ours: Callable[..., Any]) -> None:
     owner, name = verified.owner_of(target)
     _replaced.put(owner, name, counted(f"vllm.{counted_as}", ours, getattr(owner, name)))
 
@@ -267,26 +267,28 @@ def _replace_method(target: str, counted_as: str, ours: Callable[..., Any]) -> N
 def _replace_layer(module: ModuleType) -> None:
     verified.check(HOST.parts["gdn"])
     _replace_functions(module, _TARGETS)
-    _replace_method(_NORM, "rms_norm_gated", _norm)
+    _replace_target(_NORM, "rms_norm_gated", _norm)
 
 
 def _replace_step(module: ModuleType) -> None:
     verified.check(HOST.parts["mamba"])
-    _replace_method(_STEP, "selective_state_update", selective_step)
+    _replace_target(_STEP, "selective_state_update", selective_step)
 
 
 def _replace_mixer(module: ModuleType) -> None:
     verified.check(HOST.parts["mamba2"])
     _replace_functions(module, _MIXER_TARGETS)
-    _replace_method(_MIXER_NORM, "rms_norm_gated", mixer2_norm)
+    _replace_target(_MIXER_NORM, "rms_norm_gated", mixer2_norm)
 
 
 def _replace_kda(module: ModuleType) -> None:
     name = module.__name__
-    verified.check(HOST.parts[vllm_kda.PARTS[name]])
+    verified.check(HOST.parts[vllm_kda.PARTS[name]], HOST.optional)
     _replace_functions(module, vllm_kda.FUNCTIONS[name])
     if name == vllm_kda.GLM:
-        _replace_method(vllm_kda.GLM_PREFILL, "flashkda_prefill", vllm_kda.flashkda_prefill_of_layer)
+        _replace_target(vllm_kda.GLM_PREFILL, "flashkda_prefill", vllm_kda.flashkda_prefill_of_layer)
+    if name == vllm_kda.K3 and hasattr(*verified.owner_of(vllm_kda.DECODE)):
+        _replace_target(vllm_kda.DECODE, "fused_kda_decode", vllm_kda.decode_layer)
 
 
 _REPLACE = {

@@ -295,7 +295,7 @@ K3 = "vllm.models.kimi_k3.nvidia.kda"
 GLM = "vllm.models.glm5next.common.kda"
 LINEAR = "vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn"  # Kimi-Linear's layer
 OPS = "vllm._custom_ops"
-PARTS = {KIMI: "kda", K3: "kda_k3", GLM: "kda_glm", LINEAR: "kda_linear", OPS: "kda_decode"}
+PARTS = {KIMI: "kda", K3: "kda_k3", GLM: "kda_glm", LINEAR: "kda_linear"}
 FUNCTIONS: dict[str, dict[str, Target]] = {
     KIMI: {
         "chunk_kda_with_fused_gate": (
@@ -336,14 +336,8 @@ FUNCTIONS: dict[str, dict[str, Target]] = {
         **CONVOLUTIONS,
     },
     LINEAR: CONVOLUTIONS,
-    OPS: {
-        "fused_kda_decode": (
-            "x, weight, bias, conv_state, raw_g, raw_beta, A_log, dt_bias, state_indices, state, out=None, lower_bound=None, "
-            "output_gate=None, norm_weight=None, norm_eps=1e-05",
-            decode_layer,
-        ),
-    },
 }
+DECODE = f"{OPS}:fused_kda_decode"  # K3's layer calls it
 GLM_PREFILL = f"{GLM}:Glm5NextLinearAttention._flashkda_prefill"
 TARGETS = {
     PARTS[module]: {f"{module}:{name}": expected for name, (expected, _) in functions.items()}
@@ -353,3 +347,8 @@ TARGETS[PARTS[GLM]][GLM_PREFILL] = (
     "self, q, k, v, g, beta, initial_state, cu_seqlens, out, checkpoint=None, raw_qkv=None, conv_state=None, "
     "recurrent_state=None"
 )
+TARGETS[PARTS[K3]][DECODE] = (
+    "x, weight, bias, conv_state, raw_g, raw_beta, A_log, dt_bias, state_indices, state, out=None, lower_bound=None, "
+    "output_gate=None, norm_weight=None, norm_eps=1e-05"
+)
+OPTIONAL = frozenset([DECODE])  # not in every build

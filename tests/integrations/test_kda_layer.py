@@ -140,3 +140,11 @@ def test_declined_calls_reach_vllms_kernel(change: dict[str, Any], reason: str, 
     assert ops.fused_kda_decode(**call) == "host" and theirs.reached == ["fused_kda_decode"]
     (found,) = integrations.calls()["vllm.fused_kda_decode"]
     assert found.startswith(reason) and all(untouched(before[name], x[name], []) for name in before)
+
+
+def test_a_build_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = fake_hosts.make(monkeypatch, vllm.HOST)
+    del modules[vllm_kda.OPS].fused_kda_decode
+    replaced = vllm.install()
+    vllm.uninstall()
+    assert len(replaced) == len(vllm.HOST.targets) - 1 and f"{vllm_kda.K3}._flashkda_prefill" in replaced
