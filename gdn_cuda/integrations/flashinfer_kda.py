@@ -94,8 +94,9 @@ def recurrent_kda(
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
     """Tokens (B, T, …), or packed ones, from states (N, HV, V, K) or slots of a pool, where a negative slot is padding: output
     and, with output_final_state, the states. With num_spec_tokens drafts, which have a slot for the state after each token;
-    with disable_state_update states are only read. A final state is the pool, if there is one. `state_checkpoints` gets the
-    states before every n tokens, a multiple of 64, and is returned third. seq_order and prefill_workspace change nothing."""
+    with disable_state_update states are only read. Final states of slots are a copy, those of drafts the pool.
+    `state_checkpoints` gets the states before every n tokens, a multiple of 64, and is returned third. seq_order and
+    prefill_workspace change nothing."""
     if backend != "auto":
         raise Declined(f"backend {backend}")
     if correction_cache is not None or kg_cache is not None:
@@ -122,22 +123,31 @@ def recurrent_kda(
     if output_final_state and initial_state is None:
         raise Declined("a final state without an initial state")
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    last = initial_state if output_final_state else None
     if initial_state is not None:
         rows = torch.arange(sequences, device=q.device) if ssm_state_indices is None else ssm_state_indices
         options["state_indices"] = rows
         is_step = q.shape[1] == (1 if cu_seqlens is None else sequences)
         if is_step and not checkpoint_every_n_tokens:
-            return _steps(q, k, v, g, beta, beta_is_logit, initial_state, cu_seqlens, options), last
+            found = _steps(q, k, v, g, beta, beta_is_logit, initial_state, cu_seqlens, options)
+            return found, _last(output_final_state, initial_state, ssm_state_indices)
     options |= {"beta_is_logit": beta_is_logit, "output_final_state": False}
     call = (q, k, v, beta, g, initial_state, cu_seqlens)
     if not checkpoint_every_n_tokens:
-        return gdn_cuda.chunked_forward(*call, **options)[0], last
+        found = gdn_cuda.chunked_forward(*call, **options)[0]
+        return found, _last(output_final_state, initial_state, ssm_state_indices)
     if state_checkpoints is None or checkpoint_state_indices is not None:
         raise Declined("checkpoints without a tensor for them, or with rows of their own")
     options |= {"checkpoint_every": checkpoint_every_n_tokens, "states_before": state_checkpoints}
     options["checkpoints"] = state_checkpoints.new_empty(0, *state_checkpoints.shape[1:])
-    return gdn_cuda.chunked_forward(*call, **options)[0], last, state_checkpoints
+    found = gdn_cuda.chunked_forward(*call, **options)[0]
+    return found, _last(output_final_state, initial_state, ssm_state_indices), state_checkpoints
+
+
+def _last(wanted: bool, states: Tensor | None, slots: Tensor | None) -> Tensor | None:
+    """The final states, of slots a copy."""
+    if not wanted or states is None or slots is None:
+        return states if wanted else None
+    return states[slots.clamp(min=0).long()]
 
 
 def _gates(q: Tensor, v: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None) -> dict[str, Any]:

@@ -96,8 +96,9 @@ def test_a_token_of_every_sequence(raw: bool, packed: bool, device: str, rng: to
     poison(pool, [4, 0])
     before, indices = pool.clone(), torch.tensor(slots, dtype=torch.int32, device=device)
     offsets = torch.arange(4, dtype=torch.int32, device=device) if packed else None
-    output, last = integration.recurrent_kda(**x, initial_state=pool, ssm_state_indices=indices, cu_seqlens=offsets)
-    assert last is None and output.shape == x["v"].shape and untouched(before, pool, [4, 0])
+    call = {"initial_state": pool, "ssm_state_indices": indices, "cu_seqlens": offsets, "output_final_state": True}
+    output, last = integration.recurrent_kda(**x, **call)
+    assert torch.equal(last[[0, 2]], pool[[4, 0]]) and output.shape == x["v"].shape and untouched(before, pool, [4, 0])
     for n, slot in enumerate(slots):
         row, token = (0, n) if packed else (n, 0)
         if slot < 0:
