@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "chunk_inputs.hpp"
+#include "kda_chunks.hpp"
 #include "prefill_mma.hpp"
 
 namespace gdn_cuda::gdn {
@@ -25,11 +26,30 @@ PrefillTensors tensors_of(const Prepared& prepared) {
             nullptr};
 }
 
+namespace {
+
+// Where a gate for every channel of the key does not fit, it goes token by token.
+KernelChoice choose_kernel_of_channels(const Prepared& prepared, const PrefillTensors& tensors, const Target& target) {
+    const WantedPrefill wanted = wanted_prefill();
+    const bool is_hopper = jit::device_traits(target.ordinal).capability == kHopper;
+    if (is_hopper && wanted == WantedPrefill::automatic && fits_kda_chunks(prepared, tensors))
+        return {PrefillKernel::channels, "a gate for every channel of the key: by chunks on Hopper's tensor cores"};
+    return {PrefillKernel::recurrent,
+            target.is_explained()
+                ? fmt::format("a gate for every channel of the key: token by token, as {}",
+                              !is_hopper                           ? "the GPU is not a Hopper"
+                              : wanted != WantedPrefill::automatic ? fmt::format("GDN_PREFILL={}", name_of(wanted))
+                                                                   : "tensor cores take rows and gates that start on 16 bytes, "
+                                                                     "a token or more, and dk up to 128")
+                : ""};
+}
+
+}  // namespace
+
 KernelChoice choose_kernel(const Prepared& prepared, const PrefillTensors& tensors, const Target& target) {
     const Sequences& sequences = prepared.sequences;
     const GdnCall& args = prepared.args;
-    if (args.channels.form != ChannelGate::none)
-        return {PrefillKernel::recurrent, "token by token: a gate for every channel of the key"};
+    if (args.channels.form != ChannelGate::none) return choose_kernel_of_channels(prepared, tensors, target);
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
                        jit::can_tile(tensors.output);
     const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kLongestScalarStride; };
@@ -53,7 +73,8 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
     const KernelChoice choice = choose_kernel(prepared, tensors, target);
     if (target.is_explained()) [[unlikely]]
         remark(choice.why);
-    if (choice.kernel != PrefillKernel::recurrent && !has_chunk_gates(args)) inputs.convert_gates();
+    const bool by_head = choice.kernel == PrefillKernel::wgmma || choice.kernel == PrefillKernel::mma;
+    if (by_head && !has_chunk_gates(args)) inputs.convert_gates();
     switch (choice.kernel) {
         case PrefillKernel::wgmma: {
             const ChunkedSchedule schedule = Prefill::schedule(problem, target);
@@ -70,6 +91,15 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
         }
         case PrefillKernel::mma:
             return PrefillMma::run(problem, args, target);
+        case PrefillKernel::channels: {
+            const int window =
+                kda_window(kda_positions(sequences), args.heads, jit::device_traits(target.ordinal).multiprocessors);
+            const KdaWorkspaceSize size = kda_workspace(prepared, window);
+            // Whole tiles, as above.
+            const i64 tiles = ceil_div(size.bytes(), i64{sizeof(SwizzledTile)});
+            workspace = torch::stable::new_empty(like, {tiles * i64{sizeof(SwizzledTile) / sizeof(float)}}, ScalarType::Float);
+            return run_kda_chunks(prepared, tensors, size.at(memory_of(*workspace)), window, target);
+        }
         case PrefillKernel::recurrent:
             return run_by_token(prepared, function);
     }

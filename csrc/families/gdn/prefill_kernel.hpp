@@ -10,10 +10,10 @@ namespace gdn_cuda::gdn {
 
 inline constexpr int kPrefillLongestKey = 128, kHopper = 90;
 
-// Chooses the kernel of chunked_forward. `rows_fit`: all rows start at and span multiples of 16 bytes. `scalars_near`: gate and
-// beta strides are within kLongestScalarStride. Lengths are no input: what a sequence is packed with must not choose its
-// kernel.
-enum class PrefillKernel { wgmma, mma, recurrent };
+// Chooses the kernel of chunked_forward with a gate for each head. `rows_fit`: all rows start at and span multiples of 16
+// bytes. `scalars_near`: gate and beta strides are within kLongestScalarStride. Lengths are no input: what a sequence is packed
+// with must not choose its kernel.
+enum class PrefillKernel { wgmma, mma, channels, recurrent };  // channels: Hopper's, with a gate for each
 
 inline PrefillKernel prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, WantedPrefill wanted) {
     constexpr int kFirstWithMma = 80;
@@ -34,7 +34,7 @@ inline std::string explain_prefill_kernel(bool rows_fit, bool scalars_near, int 
                     : dk > kPrefillLongestKey ? fmt::format("dk {} is above {}", dk, kPrefillLongestKey)
                     : !scalars_near           ? "tokens of beta or gate lie far apart"
                                               : forced);
-        case PrefillKernel::recurrent:
+        default:
             break;
     }
     return "token by token: " +
