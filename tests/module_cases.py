@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import gdn_cuda
 from gdn_cuda import nn
 from gdn_cuda.structured.displacement import DisplacementType
 
@@ -15,10 +17,25 @@ S4_SIZES = {"N": 3, "H": 4, "channels": 2, "rank": 1, "repeat": 1}
 S4_TRANSFORMS = {"real_transform": "exp", "imag_transform": "none", "dt_transform": "exp"}
 
 
+@functools.cache
+def channel_gates_train() -> bool:
+    """Whether `chunked_forward` has gradients with a gate for every channel of the key."""
+    rows, gate = torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 1, 8, requires_grad=True)
+    try:
+        gdn_cuda.chunked_forward(rows, rows, rows, None, gate)
+    except ValueError:
+        return False
+    return True
+
+
 class Case:
     """A layer: (B, L, width) becomes (B, L, out). `sizes` are the sizes that its repr shows."""
 
     is_layer = True
+
+    @property
+    def trains(self) -> bool:
+        return self.module != "KimiDeltaAttention" or channel_gates_train()
 
     def __init__(self, module: str, *arguments: Any, width: int, sizes: tuple[int, ...], out: int | None = None, **more: Any):
         self.module, self.arguments, self.more = module, arguments, more
@@ -29,7 +46,7 @@ class Case:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made: torch.nn.Module = getattr(nn, self.module)(*self.arguments, **self.more, **like)
-            return made
+            return made if self.trains else made.requires_grad_(False)
 
     def inputs(self, seed: int, B: int = 2, L: int = 5, **like: Any) -> Tensor:
         drawn = torch.randn(B, L, self.width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -69,8 +86,8 @@ class Case:
         return module(x, **{option: True})
 
 
-class GatedDeltaNetCase(Case):
-    """GatedDeltaNet, whose states are pools that calls write to."""
+class PoolsCase(Case):
+    """GatedDeltaNet and KimiDeltaAttention, whose states are pools that calls write to."""
 
     def begin(self, module: Any, B: int) -> Any:
         return module.new_state(B)
@@ -189,7 +206,8 @@ CASES = [
     Case("S4D", 6, d_state=10, init="inv", disc="bilinear", width=6, sizes=(6, 10)),
     Case("S4D", 6, d_state=7, init="real", bidirectional=True, width=6, sizes=(6, 7)),
     Case("S4D", 6, d_state=10, init="legs", output=None, width=6, sizes=(6, 10)),
-    GatedDeltaNetCase("GatedDeltaNet", 32, (1, 2), 64, 16, width=32, sizes=(32, 1, 2, 64, 16)),
+    PoolsCase("KimiDeltaAttention", 32, (1, 2), 64, 16, width=32, sizes=(32, 1, 2, 64, 16)),
+    PoolsCase("GatedDeltaNet", 32, (1, 2), 64, 16, width=32, sizes=(32, 1, 2, 64, 16)),
     MatrixCase("CauchyKernel", "omega", "lambd"),
     MatrixCase("CauchyKernel", "omega", "lambd", id="-conj", conj=True),
     MatrixCase("ToeplitzMV", "c", "r"),

@@ -10,6 +10,7 @@ from .decode_layer import gdn_decode_layer
 from .gating import fused_gdn_gating
 from .kda_decode_layer import kda_decode_layer
 from .kda_gating import fused_kda_gating
+from .kda_prefill_layer import kda_prefill_layer
 from .mamba2_decode_layer import mamba2_decode_layer
 from .prefill_layer import gdn_prefill_layer
 from .rms_norm_gated import rms_norm_gated
@@ -22,5 +23,6 @@ __all__ = [
     "gdn_decode_layer",
     "gdn_prefill_layer",
     "kda_decode_layer",
+    "kda_prefill_layer",
     "mamba2_decode_layer",
 ]

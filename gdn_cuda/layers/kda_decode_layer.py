@@ -3,7 +3,7 @@ calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ _NAME = "kda_decode_layer"
 TAPS = 4  # of the convolution, at most
 POOLS = ("conv_pool", "key_conv_pool", "value_conv_pool", "state_pool")
 _READ = ("qkv", "a", "b", "conv_weight", "conv_bias", "A_log", "dt_bias", "z", "norm_weight", "state_indices")
-_DIFFERENTIABLE = "conv_split_l2norm, gated_delta_rule and rms_norm_gated"
+_DIFFERENTIABLE = "kda_prefill_layer without pools"
 
 
 def _heads(qkv: Tensor, state_pool: Tensor) -> tuple[tuple[int, int], int, int]:
@@ -44,15 +44,17 @@ def _heads(qkv: Tensor, state_pool: Tensor) -> tuple[tuple[int, int], int, int]:
     return ((qkv.shape[-1] - heads_v * dv) // (2 * dk), heads_v), dk, dv
 
 
-def _conv_parts(qkv: Tensor, x: Any, widths: list[int]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+def _conv_parts(x: Mapping[str, Any], widths: list[int]) -> list[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
     """(inputs, pool, weight, bias) of the convolution: all channels, or those of query, key and value with pools of their
     own."""
-    if x.key_conv_pool is None:
-        yield qkv, x.conv_pool, x.conv_weight, x.conv_bias
-        return
-    biases = (None,) * 3 if x.conv_bias is None else x.conv_bias.split(widths)
-    pools = (x.conv_pool, x.key_conv_pool, x.value_conv_pool)
-    yield from zip(qkv.split(widths, -1), pools, x.conv_weight.split(widths), biases, strict=True)
+    qkv, weight, bias = x["qkv"], x["conv_weight"], x["conv_bias"]
+    if weight.dim() == 3:
+        weight = weight.mT.flatten(0, 1)
+    if x["key_conv_pool"] is None:
+        return [(qkv, x["conv_pool"], weight, bias)]
+    biases = (None, None, None) if bias is None else bias.split(widths)
+    pools = [x[name] for name in POOLS[:3]]
+    return list(zip(qkv.split(widths, -1), pools, weight.split(widths), biases, strict=True))
 
 
 def _widths(heads: tuple[int, int], dk: int, dv: int) -> list[int]:
@@ -72,7 +74,7 @@ def _reference(x: Any) -> Tensor:
     options |= dict.fromkeys(("cache_seqlens", "num_accepted_tokens", "cu_seqlens"))
     parts = [
         convolved(SimpleNamespace(x=inputs, conv_state=pool, weight=weight, bias=bias, **options))
-        for inputs, pool, weight, bias in _conv_parts(x.qkv, x, _widths(*sizes))
+        for inputs, pool, weight, bias in _conv_parts(vars(x), _widths(*sizes))
     ]
     query, key, value = (rows[:, None] for rows in split_heads(torch.cat(parts, -1), *sizes))
     wide = {name: y.double() for name in ("a", "b", "A_log", "dt_bias") if (y := getattr(x, name)) is not None}
@@ -133,7 +135,7 @@ def kda_decode_layer(
         qkv: (B, C), C = 2 Hk dk + Hv dv, q, k and v of all heads: one token of B sequences
         a: (B, Hv, dk); b: (B, Hv); a and b bf16, fp16 or fp32, any strides
         z: (B, Hv dv), as qkv bf16 or fp16, the last dimension contiguous; on the CPU all may be fp64
-        conv_weight: (C, W), W 2 to 4; conv_bias: (C,), or None for 0
+        conv_weight: (C, W), W 2 to 4, or where keys are as wide as values (3, W, C / 3); conv_bias: (C,), or None for 0
         A_log: (Hv,); dt_bias: (Hv, dk), or flat; norm_weight: (dv,); all weights fp32, bf16 or fp16
         conv_pool: (slots, C, W − 1 or more), fp32, bf16 or fp16, any strides: a pool (slots, columns, C) is passed transposed.
           Beside the other two, it has the channels of q alone
@@ -154,11 +156,12 @@ def kda_decode_layer(
         null_slot: a slot number for padding; None: only negative slots are padding
 
     All pools are updated in place, bitwise as by a sequence of `causal_conv1d_update`, `fused_decode` and `rms_norm_gated`;
-    only the output of the recurrence is not rounded in between. The convolution is read fastest where conv_weight, conv_bias
-    and the pools have the dtype of qkv, W is 4 and pools have three columns. `kda_prefill_layer` computes prompts.
+    only the output of the recurrence is not rounded in between. The convolution is read fastest where conv_bias and the pools
+    have the dtype of qkv and conv_weight has it or is fp32, W is 4 and pools have three columns. `kda_prefill_layer` computes
+    prompts.
 
     A call does not synchronize and allocates only out, so it can be part of a CUDA graph. vLLM's and FlashInfer's
-    `fused_kda_decode` is this call with null_slot=0, with their weight (3, 4, H·128) as weight.mT.flatten(0, 1), made once.
+    `fused_kda_decode` is this call with null_slot=0.
 
     Edge cases:
         A slot that is negative or null_slot skips the sequence: zero output, nothing touched.
@@ -201,36 +204,38 @@ def by_operators(qkv: Tensor, a: Tensor, b: Tensor, **x: Any) -> Tensor:
     for name in (*_READ, *POOLS):
         if not isinstance(x[name], (Tensor, type(None)) if name in optional else Tensor):
             raise ValueError(not_a_tensor(_NAME, name, x[name], optional=name in optional))
-    read, call = {name: x[name] for name in _READ}, SimpleNamespace(**x)
+    read = {name: x[name] for name in _READ}
+    z, conv_weight, state_pool = x["z"], x["conv_weight"], x["state_pool"]
     for name, rank, layout in (("qkv", 2, "(B, C)"), ("state_pool", 4, "(slots, Hv, dv, dk)"), ("a", 3, "(B, Hv, dk)")):
         if x[name].dim() != rank:
             refuse(_NAME, name, layout, str(tuple(x[name].shape)))
     if b.dim() != 2:
         refuse(_NAME, "b", "(B, Hv)", str(tuple(b.shape)))
-    if (call.z is None) != (call.norm_weight is None):
-        refuse(_NAME, "z" if call.z is None else "norm_weight", "z with norm_weight, or neither", "None")
-    if (call.key_conv_pool is None) != (call.value_conv_pool is None):
-        missing = "key_conv_pool" if call.key_conv_pool is None else "value_conv_pool"
+    if (z is None) != (x["norm_weight"] is None):
+        refuse(_NAME, "z" if z is None else "norm_weight", "z with norm_weight, or neither", "None")
+    if (x["key_conv_pool"] is None) != (x["value_conv_pool"] is None):
+        missing = "key_conv_pool" if x["key_conv_pool"] is None else "value_conv_pool"
         refuse(_NAME, missing, "key_conv_pool with value_conv_pool, or neither", "None")
-    sizes = heads, dk, dv = _heads(qkv, call.state_pool)
+    sizes = heads, dk, dv = _heads(qkv, state_pool)
     widths = _widths(*sizes)
     if heads[0] < 1 or heads[1] % heads[0] or sum(widths) != qkv.shape[1]:
         expected = f"(B, 2 Hk {dk} + {heads[1]} {dv}) with Hk a divisor of the {heads[1]} value heads"
         refuse(_NAME, "qkv", expected, str(tuple(qkv.shape)))
-    if call.conv_weight.dim() != 2 or call.conv_weight.shape[0] != qkv.shape[1]:
-        refuse(_NAME, "conv_weight", f"(C={qkv.shape[1]}, W)", str(tuple(call.conv_weight.shape)))
+    by_parts = (3, *conv_weight.shape[1:2], widths[0]) if widths[0] == widths[2] else ()
+    if conv_weight.shape != (qkv.shape[1], *conv_weight.shape[1:2]) and conv_weight.shape != by_parts:
+        refuse(_NAME, "conv_weight", f"(C={qkv.shape[1]}, W), or (3, W, C / 3)", str(tuple(conv_weight.shape)))
     for name in POOLS[:3]:
-        if x[name] is not None and (x[name].dim() != 3 or x[name].shape[0] != call.state_pool.shape[0]):
-            refuse(_NAME, name, f"({call.state_pool.shape[0]} slots, channels, columns)", str(tuple(x[name].shape)))
-    slots, null_slot = call.state_indices, call.null_slot
+        if x[name] is not None and (x[name].dim() != 3 or x[name].shape[0] != state_pool.shape[0]):
+            refuse(_NAME, name, f"({state_pool.shape[0]} slots, channels, columns)", str(tuple(x[name].shape)))
+    slots, null_slot = x["state_indices"], x["null_slot"]
     o = qkv.new_empty(qkv.shape[0], 1, heads[1], dv)
     step = {name: x[name] for name in ("A_log", "dt_bias", "lower_bound", "state_pool", "state_indices", "null_slot", "scale")}
     step |= {"a": a[:, None], "b": b[:, None], "out": o}
     step["allow_negative_eigenvalues"] = x.get("allow_negative_eigenvalues", False)
-    norm = {"gate": None if call.z is None else call.z.unflatten(-1, (heads[1], dv))[:, None], "weight": call.norm_weight}
+    norm = {"gate": None if z is None else z.unflatten(-1, (heads[1], dv))[:, None], "weight": x["norm_weight"]}
     norm |= {"eps": x.get("norm_eps", 1e-5), "activation": x.get("gate_activation", "sigmoid")}
     activation = x.get("activation", "silu")
-    conv = list(_conv_parts(qkv, call, widths))
+    conv = _conv_parts(x, widths)
 
     def checks() -> None:
         """Checks the operators that run after a convolution has written its states; shapes of results are those of inputs."""
@@ -244,7 +249,7 @@ def by_operators(qkv: Tensor, a: Tensor, b: Tensor, **x: Any) -> Tensor:
         if on_cpu(qkv):
             more = dict.fromkeys(("cu_seqlens", "num_accepted_tokens", "step_states", "step_slots", "write_indices"))
             decode_slots(SimpleNamespace(**rows, **step, **more))
-        if call.z is not None:
+        if z is not None:
             check_call("rms_norm_gated", x=o, norm_before_gate=True, **norm)
 
     def run() -> Tensor:
@@ -254,7 +259,7 @@ def by_operators(qkv: Tensor, a: Tensor, b: Tensor, **x: Any) -> Tensor:
         ]
         rows = split_heads(parts[0] if len(parts) == 1 else torch.cat(parts, -1), *sizes)
         fused_decode(*(y[:, None] for y in rows), **step)
-        return (o if call.z is None else rms_norm_gated(o, **norm)).flatten(1)
+        return (o if z is None else rms_norm_gated(o, **norm)).flatten(1)
 
     written = {name: x[name] for name in POOLS if x[name] is not None}
     return composed(_NAME, _DIFFERENTIABLE, written, read, run, checks)
@@ -341,7 +346,8 @@ def _copied(x: Inputs) -> Inputs:
 
 
 def _operators(x: Inputs) -> Peer:
-    pools = _copied(x)
+    """Their weight was transposed before."""
+    pools = _copied(x) | {"conv_weight": x["conv_weight"].mT.flatten(0, 1)}
     given = {name: y for name, y in x.items() if name != "out"} | pools
     return Peer(partial(by_operators, **given), lambda returned: (returned, pools["state_pool"]))
 
@@ -365,7 +371,7 @@ def layer_work(device: str, batch: int, heads: int, state: torch.dtype, dim: int
         "qkv": normal(batch, channels, device=device),
         "a": normal(batch, heads, dim, device=device),
         "b": normal(batch, heads, device=device),
-        "conv_weight": normal(channels, TAPS, device=device),
+        "conv_weight": fp32(3, TAPS, rows),  # as engines keep it
         "A_log": fp32(heads),
         "dt_bias": fp32(heads, dim),
         "lower_bound": -5.0,

@@ -16,7 +16,7 @@ from ..operators.composed import composed
 from ..operators.registration import check_call
 from ..operators.schema import refuse, require_tensor, require_tensors
 from .conv_split_l2norm import conv_split_l2norm
-from .layer_parts import DIFFERENTIABLE, LayerParts, check_heads, check_parts, layer_parts, split_heads
+from .layer_parts import LayerParts, check_heads, check_parts, layer_parts, split_heads
 from .rms_norm_gated import rms_norm_gated
 
 _NAME = "gdn_prefill_layer"
@@ -109,7 +109,8 @@ def gdn_prefill_layer(
     if cu_seqlens is not None and qkvz.shape[0] != 1:
         refuse(_NAME, "qkvz", "(1, T, …) with cu_seqlens", str(tuple(qkvz.shape)))
     parts = layer_parts(qkvz, ba, z, a, heads, dk, dv, layout)
-    convolution: dict[str, Any] = {"key_heads": heads_k, "value_heads": heads_v, "dk": dk, "dv": dv, "cu_seqlens": cu_seqlens}
+    convolution: dict[str, Any] = {"weight": conv_weight, "bias": conv_bias, "cu_seqlens": cu_seqlens}
+    convolution |= {"key_heads": heads_k, "value_heads": heads_v, "dk": dk, "dv": dv}
     recurrence: dict[str, Any] = {
         "cu_seqlens": cu_seqlens,
         "A_log": A_log,
@@ -124,22 +125,54 @@ def gdn_prefill_layer(
         for name, given in (("state_indices", state_indices), ("has_initial_state", has_initial_state)):
             if given is not None:
                 refuse(_NAME, name, "None without pools", "a tensor")
-        convolve = partial(conv_split_l2norm, weight=conv_weight, bias=conv_bias, **convolution)
-        return without_pools(parts, convolve, partial(chunked_forward, **recurrence, output_final_state=False), *norm)
-    require_tensor(_NAME, "conv_pool", conv_pool)
-    require_tensor(_NAME, "state_pool", state_pool)
+        recur = partial(chunked_forward, **recurrence, output_final_state=False)
+        return without_pools(parts, partial(conv_split_l2norm, **convolution), recur, *norm)
+    read: dict[str, Tensor | None] = {
+        "qkvz": qkvz,
+        "ba": ba,
+        "conv_weight": conv_weight,
+        "conv_bias": conv_bias,
+        "A_log": A_log,
+        "dt_bias": dt_bias,
+        "norm_weight": norm_weight,
+        "state_indices": state_indices,
+        "cu_seqlens": cu_seqlens,
+        "has_initial_state": has_initial_state,
+        "z": z,
+        "a": a,
+    }
+    pools = {"conv_pool": conv_pool, "state_pool": state_pool}
+    return with_pools(_NAME, parts, convolution, recurrence, norm, pools, read, null_slot)
+
+
+def with_pools(
+    function: str,
+    parts: LayerParts,
+    convolution: dict[str, Any],
+    recurrence: dict[str, Any],
+    norm: tuple[Any, ...] | None,
+    pools: dict[str, Tensor | None],
+    read: dict[str, Tensor | None],
+    null_slot: int | None,
+) -> Tensor:
+    """A layer's prompts with states of two pools in place. `convolution`, `recurrence` and `norm` are arguments of
+    conv_split_l2norm, chunked_forward and rms_norm_gated, and `read` has all tensors of the call by argument."""
+    for name, pool in pools.items():
+        require_tensor(function, name, pool)
+    conv_pool, state_pool = pools["conv_pool"], pools["state_pool"]
     assert conv_pool is not None and state_pool is not None
     if conv_pool.shape[:1] != state_pool.shape[:1]:
-        refuse(_NAME, "conv_pool", f"as many slots as state_pool {tuple(state_pool.shape)}", str(tuple(conv_pool.shape)))
-    indices = state_indices
+        refuse(function, "conv_pool", f"as many slots as state_pool {tuple(state_pool.shape)}", str(tuple(conv_pool.shape)))
+    state_indices, cu_seqlens, has_initial_state = (read[x] for x in ("state_indices", "cu_seqlens", "has_initial_state"))
     if null_slot is not None and state_indices is not None:
         state_indices = torch.where(state_indices == null_slot, -1, state_indices)
-    slots = state_indices
+    slots, mixed = state_indices, parts.mixed
     if slots is None:
-        sequences = qkvz.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        slots = torch.arange(sequences, device=qkvz.device)
-    o = qkvz.new_empty(*qkvz.shape[:2], heads_v, dv)
-    recurrence |= {"state": state_pool, "state_indices": slots, "has_initial_state": has_initial_state}
+        sequences = mixed.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        slots = torch.arange(sequences, device=mixed.device)
+    dk, dv, heads = convolution["dk"], convolution["dv"], (convolution["key_heads"], convolution["value_heads"])
+    o = mixed.new_empty(*mixed.shape[:2], heads[1], dv)
+    recurrence = recurrence | {"state": state_pool, "state_indices": slots, "has_initial_state": has_initial_state}
 
     def rows_and_out(query: Tensor, key: Tensor, value: Tensor) -> dict[str, Tensor]:
         rows = {"query": query, "key": key, "value": value, "beta": parts.b, "gate": parts.a, "out": o}
@@ -148,40 +181,23 @@ def gdn_prefill_layer(
     def checks() -> None:
         """Checks the operators that run after the convolution has written its states; shapes of results are those of inputs."""
         plain = {"use_qk_l2norm": False, "checkpoint_every": 0, "gate_is_linear": False, "update_state": True}
-        inputs = rows_and_out(*split_heads(parts.mixed, heads, dk, dv))
-        check_call("chunked_forward_pool", **inputs, **recurrence, **plain)
-        named = dict(zip(("gate", "weight", "eps", "activation"), norm, strict=True))
-        check_call("rms_norm_gated", x=o, norm_before_gate=True, **named)
+        check_call("chunked_forward_pool", **rows_and_out(*split_heads(mixed, heads, dk, dv)), **recurrence, **plain)
+        if norm is not None:
+            named = dict(zip(("gate", "weight", "eps", "activation"), norm, strict=True))
+            check_call("rms_norm_gated", x=o, norm_before_gate=True, **named)
 
     def run() -> Tensor:
         found = conv_split_l2norm(
-            parts.mixed.mT,
-            conv_weight,
-            conv_bias,
+            mixed.mT,
             **convolution,
             conv_state=conv_pool,
             state_indices=state_indices,
             has_initial_state=has_initial_state,
         )
         chunked_forward(**rows_and_out(*found[:3]), **recurrence)
-        return rms_norm_gated(o, *norm).flatten(-2)
+        return (o if norm is None else rms_norm_gated(o, *norm)).flatten(-2)
 
-    written = {"conv_pool": conv_pool, "state_pool": state_pool}
-    read = {
-        "qkvz": qkvz,
-        "ba": ba,
-        "conv_weight": conv_weight,
-        "conv_bias": conv_bias,
-        "A_log": A_log,
-        "dt_bias": dt_bias,
-        "norm_weight": norm_weight,
-        "state_indices": indices,
-        "cu_seqlens": cu_seqlens,
-        "has_initial_state": has_initial_state,
-        "z": z,
-        "a": a,
-    }
-    return composed(_NAME, DIFFERENTIABLE, written, read, run, checks)
+    return composed(function, f"{function} without pools", pools, read, run, checks)
 
 
 def without_pools(
@@ -190,9 +206,11 @@ def without_pools(
     recur: Callable[..., tuple[Tensor, Any]],
     *norm: Any,
 ) -> Tensor:
-    """The layer with gradients: `convolve` of q, k and v, `recur` of these, b and a, and the gated norm."""
+    """The layer with gradients: `convolve` of q, k and v, `recur` of these, b and a, and the gated norm, if it has
+    arguments."""
     query, key, value, *_ = convolve(parts.mixed.mT)
-    return rms_norm_gated(recur(query, key, value, parts.b, parts.a)[0], *norm).flatten(-2)
+    o = recur(query, key, value, parts.b, parts.a)[0]
+    return (rms_norm_gated(o, *norm) if norm else o).flatten(-2)
 
 
 typical_call(

@@ -1,11 +1,12 @@
-"""Modules: a Gated Delta Net layer; LRU, RG-LRU, S5, S6, S7, Mamba and Mamba-2 on the scans; Hyena and LFM2's short
-convolution; S4, S4D, Cauchy and Toeplitz matrices, and matrices given by their displacement. docs/scan.md has the rule for
-dtypes and autocast that all modules follow."""
+"""Modules: layers of Gated Delta Net and Kimi Delta Attention; LRU, RG-LRU, S5, S6, S7, Mamba and Mamba-2 on the scans; Hyena
+and LFM2's short convolution; S4, S4D, Cauchy and Toeplitz matrices, and matrices given by their displacement. docs/scan.md has
+the rule for dtypes and autocast that all modules follow."""
 
 from ..operators.caller import name_errors_of
 from .cauchy import CauchyKernel
 from .gated_delta_net import GatedDeltaNet
 from .hyena import HyenaCascade
+from .kimi_delta_attention import KimiDeltaAttention
 from .lru import LRU
 from .mamba import S6, Mamba
 from .mamba2 import Mamba2
@@ -23,6 +24,7 @@ __all__ = [
     "DisplacementMV",
     "GatedDeltaNet",
     "HyenaCascade",
+    "KimiDeltaAttention",
     "LRU",
     "Mamba",
     "Mamba2",

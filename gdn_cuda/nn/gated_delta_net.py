@@ -14,6 +14,7 @@ from ..layers.decode_layer import MOST_TOKENS, TAPS, by_operators
 from ..operators.composed import as_one_call
 from ..operators.dtypes import state_dtype
 from .dtypes import recurrence_dtype
+from .separate import merge_parameters, separate_parameters
 
 if TYPE_CHECKING:
     from ..parallel import Context
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _DT_MIN, _DT_MAX = 0.001, 0.1  # the initial range of softplus(dt_bias)
 _FUSED_DTYPES, _FUSED_STATES = (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16)
 _FUSED_HEAD_K, _FUSED_HEAD_V = (64, 96, 128, 192, 256), range(8, 257, 8)
-# Names of separate parameters in Qwen3.5, OLMo-Hybrid and FLA, in the order in which they are concatenated.
+# Names in Qwen3.5, OLMo-Hybrid and FLA.
 _SEPARATE = {
     "in_proj_qkvz.weight": (("in_proj_qkv", "in_proj_z"), ("q_proj", "k_proj", "v_proj", "g_proj")),
     "in_proj_ba.weight": (("in_proj_b", "in_proj_a"), ("b_proj", "a_proj")),
@@ -228,12 +229,8 @@ class GatedDeltaNet(nn.Module):
 
 
 def _merge_parameters(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Replaces separate parameters of other implementations by the layer's own."""
     for name, choices in _SEPARATE.items():
-        for parts in choices:
-            found = [f"{prefix}{part}.{name.rpartition('.')[2]}" for part in parts]
-            if not all(each in state_dict for each in found):
-                continue
-            if name.startswith("in_proj") and layer.layout != "qwen3_5":
-                raise ValueError(f"GatedDeltaNet: layout: expected 'qwen3_5' for separate projections, got {layer.layout!r}")
-            state_dict[prefix + name] = torch.cat([state_dict.pop(each) for each in found])
+        projects = name.startswith("in_proj") and separate_parameters(state_dict, prefix, name, choices)
+        if projects and layer.layout != "qwen3_5":
+            raise ValueError(f"GatedDeltaNet: layout: expected 'qwen3_5' for separate projections, got {layer.layout!r}")
+    merge_parameters(state_dict, prefix, _SEPARATE)

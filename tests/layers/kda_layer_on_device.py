@@ -84,6 +84,21 @@ def test_convolutions(separate: bool, taps: int, device: Device, seed: int) -> N
         check_on(device, x | {name: y.float().repeat_interleave(2, 1)[:, ::2] for name, y in pools.items()})
 
 
+@pytest.mark.parametrize("taps", [3, 4])
+@pytest.mark.parametrize("io", [BF16, F16])
+def test_weights(io: torch.dtype, taps: int, device: Device, seed: int) -> None:
+    """Every layout and dtype of the taps, among them those that are read four channels at a time."""
+    x = layer_arguments(3, seed, (2, 2), 64, 64, taps, slots=3, io=io)
+    given = x["conv_weight"]
+    by_parts = given.view(3, -1, taps).mT
+    for weight in (given, given.float(), by_parts.contiguous(), by_parts.float().contiguous(), by_parts):
+        check_on(device, x | {"conv_weight": weight})
+    wide = torch.cat([by_parts.float(), by_parts.float()], 2)[..., 1:129]  # rows that do not start on 16 bytes
+    check_on(device, x | {"conv_weight": wide, "conv_bias": None})
+    other = {F32: BF16, BF16: F16, F16: BF16}[io]
+    check_on(device, x | {"conv_weight": given.to(other), "conv_bias": x["conv_bias"].float()})
+
+
 def test_pools_of_different_orders(device: Device, seed: int) -> None:
     x = layer_arguments(3, seed, slots=3, separate=True)
     check_on(device, x | {"key_conv_pool": x["key_conv_pool"].contiguous()})

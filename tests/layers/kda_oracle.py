@@ -41,6 +41,8 @@ def step(x: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     Hk, taps, io = keys // dk, x["conv_weight"].shape[1], x["qkv"].dtype
     after = {name: float64(x[name]) for name in POOLS if x.get(name) is not None}
     weight, b = float64(x["conv_weight"]), float64(x["b"])
+    if weight.ndim == 3:
+        weight = np.concatenate([part.T for part in weight])
     bias = np.zeros(C) if x.get("conv_bias") is None else float64(x["conv_bias"])
     out = np.zeros((B, Hv * dv))
     for n in range(B):

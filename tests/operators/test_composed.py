@@ -107,6 +107,17 @@ def kda_layer(separate: bool) -> Composed:
     return Composed(kda_by_operators, make, pools, own_errors=False, optional=optional)
 
 
+def kda_prompts(packed: bool) -> Composed:
+    def make() -> Arguments:
+        x = kda_arguments(1 if packed else 2, 0, slots=4) | {"state_indices": torch.tensor([3, 1]), "lower_bound": -5.0}
+        for name in ("qkv", "a", "b", "z"):
+            x[name] = torch.stack([x[name]] * 5, 1)
+        x |= {"has_initial_state": torch.tensor([True, False]), "key_heads": 1}
+        return x | ({"cu_seqlens": torch.tensor([0, 2, 5])} if packed else {})
+
+    return Composed(gdn_cuda.kda_prefill_layer, make, POOLS, optional=("conv_bias", "A_log", "dt_bias"))
+
+
 def delta_net(step: bool, dtype: torch.dtype) -> Composed:
     torch.manual_seed(0)
     layer = GatedDeltaNet(32, (1, 2), 64, 8, dtype=dtype).requires_grad_(False)
@@ -136,6 +147,7 @@ LAYERS |= {
     for layout in ("qwen3_next", "qwen3_5", "split")
     for verify in (False, True)
 }
+LAYERS |= {f"kda-prefill{'-packed' * packed}": kda_prompts(packed) for packed in (False, True)}
 ONE = {"decode": Composed(gdn_cuda.gdn_decode_layer, lambda: tokens("split", torch.bfloat16, True), POOLS)}
 STEPS = {f"hyena-{taps}": hyena(taps) for taps in (None, 7, 128)} | {"mamba": mamba(), "mamba2": mamba2()}
 STEPS |= {"mamba2-one-launch": mamba2(64, 4), "mamba2-layer": mamba2_layer()}
@@ -251,7 +263,7 @@ def test_buffers_inside_pools_are_refused(case: Composed) -> None:
             x[pool], x[other] = inside(x[pool], x[other])
             before = {each: x[each].clone() for each in case.written}
             with pytest.raises(
-                ValueError, match=r"gdn_\w+: \w+: expected memory that does not overlap that of \w+, got memory that"
+                ValueError, match=r"(gdn|kda)_\w+: \w+: expected memory that does not overlap that of \w+, got memory that"
             ) as caught:
                 case.function(**x)
             assert pool in str(caught.value) and other in str(caught.value)

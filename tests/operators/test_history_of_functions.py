@@ -21,6 +21,7 @@ from gdn_cuda.compat import causal_conv1d as conv_names
 from gdn_cuda.compat import fla as fla_names
 from gdn_cuda.integrations import flashinfer
 from gdn_cuda.layers.decode_layer import layer_arguments
+from gdn_cuda.layers.kda_decode_layer import layer_arguments as kda_arguments
 from gdn_cuda.operators import examples
 from gdn_cuda.operators.declare import DECLARATIONS
 from gdn_cuda.operators.examples import Case, draw
@@ -265,6 +266,11 @@ def sequences() -> Arguments:
     return {name: y for name, y in x.items() if name not in ("conv_pool", "state_pool", "state_indices")}
 
 
+def kda_prompts() -> Arguments:
+    x = kda_arguments(2, 0) | {"lower_bound": -5.0, "key_heads": 1}
+    return x | {name: torch.stack([x[name]] * 3, 1) for name in ("qkv", "a", "b", "z")}
+
+
 KDA_GATE = {"g": (2, 3, 4, 5), "A_log": (4,), "dt_bias": (20,)}
 
 
@@ -308,6 +314,9 @@ CALLS: dict[Function, list[Call]] = {
     gdn_cuda.gdn_prefill_layer: [
         call_of(gdn_cuda.gdn_prefill_layer, prompts, ("conv_pool", "state_pool"), "gdn_prefill_layer"),
         call_of(gdn_cuda.gdn_prefill_layer, sequences),
+    ],
+    gdn_cuda.kda_prefill_layer: [
+        call_of(gdn_cuda.kda_prefill_layer, kda_prompts, ("conv_pool", "state_pool"), "kda_prefill_layer"),
     ],
     gdn_cuda.commit_replay: [call_of(commit, committed, ("state_pool", "keys", "updates", "decays"), "replay_decode")],
     gdn_cuda.ssd_commit_replay: [

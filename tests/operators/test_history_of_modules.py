@@ -38,7 +38,13 @@ def delta_net(tokens: int, dtype: torch.dtype = torch.float32) -> Made:
     return layer, {"x": draws(2, tokens, HIDDEN, dtype=dtype)} | pools
 
 
+def kimi(tokens: int, dtype: torch.dtype = torch.float32) -> Made:
+    layer = gdn_cuda.nn.KimiDeltaAttention(HIDDEN, (1, 2), 64, 8, dtype=dtype)
+    return layer, delta_net(tokens, dtype)[1]
+
+
 def run_delta_net(layer: Any, x: Tensor, conv: Tensor, recurrent: Tensor, step: bool = False) -> Tensor:
+    """Of GatedDeltaNet and KimiDeltaAttention, whose states have the same parts."""
     slots = torch.tensor([2, 0])
     found: Tensor = (layer.step if step else layer)(x, GatedDeltaNetState(conv, recurrent), state_indices=slots)
     return found
@@ -156,6 +162,16 @@ CASES: dict[tuple[type[nn.Module], str, str], Case] = {
         f"{RAISES}.step",
     ),
     (nets.GatedDeltaNet, "step", "fp32"): (partial(delta_net, 1), partial(run_delta_net, **STEP), POOLS, f"{RAISES}.step"),
+    (nets.KimiDeltaAttention, "forward", ""): (partial(kimi, 3), run_delta_net, POOLS, "KimiDeltaAttention"),
+    **{
+        (nets.KimiDeltaAttention, "step", str(dtype)): (
+            partial(kimi, 1, dtype),
+            partial(run_delta_net, **STEP),
+            POOLS,
+            "KimiDeltaAttention.step",
+        )
+        for dtype in (torch.bfloat16, torch.float32)
+    },
     **{(nets.HyenaCascade, "forward", str(taps)): (partial(hyena, taps, 5), run_hyena, (), None) for taps in (None, 7, 128)},
     **{
         (nets.HyenaCascade, "step", str(taps)): (

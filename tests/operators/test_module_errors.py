@@ -34,6 +34,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "DisplacementMV": lambda: nn.DisplacementMV(torch.randn(3, 2), torch.randn(3, 2)),
     "GatedDeltaNet": lambda: nn.GatedDeltaNet(32, heads=(1, 2), head_k_dim=64, head_v_dim=16, dtype=torch.bfloat16),
     "HyenaCascade": lambda: nn.HyenaCascade(8, 7, hyena_filter_groups=2),
+    "KimiDeltaAttention": lambda: nn.KimiDeltaAttention(32, (1, 2), 64, 16, dtype=torch.bfloat16),
     "LRU": lambda: nn.LRU(4, 8),
     "Mamba": lambda: nn.Mamba(16),
     "Mamba2": lambda: nn.Mamba2(16, d_state=8, headdim=8),
@@ -52,6 +53,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
 }
 WIDTH = {
     "GatedDeltaNet": 32,
+    "KimiDeltaAttention": 32,
     "HyenaCascade": 24,
     "Mamba": 16,
     "Mamba2": 16,
@@ -107,7 +109,7 @@ def test_errors_name_the_layer_and_its_argument(name: str, wrong: str) -> None:
         if others:
             if [p.name for p in others] != ["state"]:
                 continue
-            rest["state"] = layer.new_state(2) if name == "GatedDeltaNet" else layer.default_state(2)
+            rest["state"] = layer.new_state(2) if hasattr(layer, "new_state") else layer.default_state(2)
         if given is None and optional:
             continue
         with torch.no_grad(), pytest.raises(ValueError) as caught:

@@ -16,6 +16,7 @@ from torch import Tensor
 import gdn_cuda
 from gdn_cuda.compat import attention_gym, causal_conv1d, fla, hotdog, lrnnx_scans, mamba_ssm, structured_functions, vortex
 from gdn_cuda.layers.decode_layer import layer_arguments
+from gdn_cuda.layers.kda_decode_layer import layer_arguments as kda_arguments
 from gdn_cuda.operators import examples
 from gdn_cuda.operators.examples import Arguments
 
@@ -63,6 +64,11 @@ def prompts() -> Arguments:
     return layer_arguments(2, 3, 0, "split") | {"state_indices": torch.tensor([1, 2])}
 
 
+def kda_prompts() -> Arguments:
+    x = kda_arguments(2, 0) | {"state_indices": torch.tensor([1, 2]), "lower_bound": -5.0, "key_heads": 1}
+    return x | {name: torch.stack([x[name]] * 3, 1) for name in ("qkv", "a", "b", "z")}
+
+
 MADE: dict[str, Make] = {
     "fft_causal_conv": lambda: {"u": rows(1, 2, 5), "k": rows(2, 3), "D": rows(2)},
     "split_projections": lambda: {"z": rows(1, 6, 4)},
@@ -82,6 +88,7 @@ MADE: dict[str, Make] = {
         "num_accepted_tokens": torch.tensor([1, 0]),
     },
     "gdn_prefill_layer": prompts,
+    "kda_prefill_layer": kda_prompts,
     "cauchy_pin_l2": lambda: {"omega": rows(3), "lambd": rows(3)},
     "toeplitz_solve": lambda: lines() | {"b": rows(3)},
     "toeplitz_solve_symmetric": lambda: {"c": torch.tensor([4.0, 1, 0]), "b": rows(3)},

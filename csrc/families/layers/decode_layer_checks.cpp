@@ -39,11 +39,16 @@ Tagged LayerChecks::numbers(const char* argument, const View& view, int64_t size
 void LayerChecks::convolution(const View& weight, const View& bias, int64_t channels, int64_t taps,
                               DecodeLayerArgs& args) const {
     shape("conv_weight", weight, {channels, taps}, taps == kLayerTaps ? "(2 Hk dk + Hv dv, 4)" : "(2 Hk dk + Hv dv, W)");
+    tap_strides(weight, 0, 1, bias, channels, args);
+}
+
+void LayerChecks::tap_strides(const View& weight, int channel, int tap, const View& bias, int64_t channels,
+                              DecodeLayerArgs& args) const {
     number("conv_weight", weight);
     args.weight = tagged(weight);
-    args.weight_channel = weight.stride(0);
-    args.weight_tap = near_stride(*this, "conv_weight", weight, 1);
-    args.missing_taps = static_cast<int>(kLayerTaps - taps);
+    args.weight_channel = weight.stride(channel);
+    args.weight_tap = near_stride(*this, "conv_weight", weight, tap);
+    args.missing_taps = static_cast<int>(kLayerTaps - weight.size(tap));
     if (!bias.defined()) return;
     args.bias = numbers("conv_bias", bias, channels, "(2 Hk dk + Hv dv,)");
     args.bias_channel = bias.stride(0);
@@ -88,17 +93,25 @@ UnitPool unit_pool(const View& pool, const View& projection) {
     return pool.stride(2) == 1 && pool.stride(1) == kLayerTaps - 1 ? UnitPool::by_channels : UnitPool::none;
 }
 
-bool has_unit_rows(const View& rows) {
+bool has_unit_rows(const View& rows, int units) {
     if (!rows.defined()) return true;
-    bool fits = aligned(rows, kUnitBytes);
+    bool fits = aligned(rows, units * kUnitBytes);
     for (int d = 0; d + 1 < rows.rank; ++d) fits = fits && rows.stride(d) % 4 == 0;
     return fits;
 }
 
-bool has_unit_weights(const View& weight, const View& bias, const View& projection) {
-    return weight.size(1) == kLayerTaps && weight.contiguous_tail(2) && aligned(weight, 2 * kUnitBytes) &&
-           weight.dtype == projection.dtype &&
-           (!bias.defined() || (bias.dtype == projection.dtype && bias.contiguous_tail(1) && aligned(bias, kUnitBytes)));
+bool has_unit_weights(const View& weight, const View& bias, const View& projection, bool or_fp32) {
+    const bool type = or_fp32 ? is_unit_type(weight, projection) : weight.dtype == projection.dtype;
+    return weight.size(1) == kLayerTaps && weight.contiguous_tail(2) && aligned(weight, 2 * kUnitBytes) && type &&
+           has_unit_bias(bias, projection);
+}
+
+bool has_unit_bias(const View& bias, const View& projection) {
+    return !bias.defined() || (bias.dtype == projection.dtype && bias.contiguous_tail(1) && aligned(bias, kUnitBytes));
+}
+
+bool is_unit_type(const View& weight, const View& projection) {
+    return weight.dtype == projection.dtype || weight.dtype == torch_numbers.f32;
 }
 
 }  // namespace gdn_cuda::layers

@@ -31,6 +31,8 @@ struct LayerChecks : Checks {
     Tagged numbers(const char* argument, const View& view, int64_t size, const char* layout) const;
     // The convolution's weight (channels, taps) and bias.
     void convolution(const View& weight, const View& bias, int64_t channels, int64_t taps, DecodeLayerArgs& args) const;
+    // The same for a weight of another layout, whose dimensions these are, and whose shape is checked.
+    void tap_strides(const View& weight, int channel, int tap, const View& bias, int64_t channels, DecodeLayerArgs& args) const;
     // (slots, channels, `columns` or more)
     DecodeLayerArgs::ConvStates conv_pool(const char* argument, const View& pool, int64_t slots, int64_t channels,
                                           int64_t columns, const char* layout) const;
@@ -45,8 +47,11 @@ struct LayerChecks : Checks {
 
 enum class UnitPool { none, by_channels, by_columns };
 UnitPool unit_pool(const View& pool, const View& projection);
-// The rows of a projection; true for an undefined view.
-bool has_unit_rows(const View& rows);
-bool has_unit_weights(const View& weight, const View& bias, const View& projection);
+// The rows of a projection; true for an undefined view. `units`: of 8 bytes, that four elements take.
+bool has_unit_rows(const View& rows, int units = 1);
+// A weight (C, 4) of the projection's dtype, `or_fp32`, and its bias.
+bool has_unit_weights(const View& weight, const View& bias, const View& projection, bool or_fp32 = false);
+bool has_unit_bias(const View& bias, const View& projection);
+bool is_unit_type(const View& weight, const View& projection);
 
 }  // namespace gdn_cuda::layers

@@ -99,6 +99,29 @@ struct ConvPools {
     bool separate() const { return key.defined(); }
 };
 
+// (C, W), or (3, W, C / 3), as vLLM and FlashInfer keep it. Returns whether it can be read four channels at a time.
+bool set_weights(const LayerChecks& check, const View& weight, const View& bias, const LayerSizes& sizes,
+                 DecodeLayerArgs& args) {
+    const bool by_parts = weight.rank == 3;
+    GDN_REQUIRE(check, by_parts || weight.rank == 2, "conv_weight", "(C, W), or (3, W, C / 3)", shape_text(weight));
+    const int64_t taps = weight.size(1);
+    GDN_REQUIRE(check, taps >= 2 && taps <= kLayerTaps, "conv_weight", fmt::format("2 to {} taps", kLayerTaps),
+                shape_text(weight));
+    if (!by_parts) {
+        check.convolution(weight, bias, sizes.channels(), taps, args);
+        args.weight_part = sizes.keys() * args.weight_channel;
+        return has_unit_weights(weight, bias, check.projection, true);
+    }
+    GDN_REQUIRE(check, sizes.keys() == sizes.rows(), "conv_weight", "(C, W), as values are not as wide as keys",
+                shape_text(weight));
+    check.shape("conv_weight", weight, {3, taps, sizes.keys()}, "(3, W, Hk dk)");
+    check.tap_strides(weight, 2, 1, bias, sizes.channels(), args);
+    args.weight_part = weight.stride(0);
+    args.weight_by_taps = true;
+    return taps == kLayerTaps && weight.stride(2) == 1 && has_unit_rows(weight, bytes_of(args.weight.type) / 2) &&
+           has_unit_bias(bias, check.projection) && is_unit_type(weight, check.projection);
+}
+
 UnitPool set_conv_pools(const LayerChecks& check, const ConvPools& pools, const View& states, const LayerSizes& sizes,
                         int64_t taps, DecodeLayerArgs& args) {
     const int64_t slots = states.size(0), keys = sizes.keys();
@@ -160,11 +183,8 @@ PreparedKda prepare_kda(const KdaDecodeLayer& x) {
     const DType io = dtype_or_f64(check, "qkv", qkv, {DType::bf16, DType::f16});
     set_projections(check, qkv, z, norm, sizes, io, args);
     set_gates(check, x, qkv, a, b, sizes, args);
-    check.rank("conv_weight", weight, 2, "(C, W)");
+    const bool unit_weights = set_weights(check, weight, bias, sizes, args);
     const int64_t taps = weight.size(1);
-    GDN_REQUIRE(check, taps >= 2 && taps <= kLayerTaps, "conv_weight", fmt::format("2 to {} taps", kLayerTaps),
-                shape_text(weight));
-    check.convolution(weight, bias, sizes.channels(), taps, args);
     const SlotTensors states = slot_tensors("state_pool", "state_indices", pool, x.state_indices, {}, {});
     set_states(check, x, states, sizes, prepared);
     check.rank("conv_pool", pools.query, 3, "(slots, C, columns)");
@@ -214,7 +234,7 @@ PreparedKda prepare_kda(const KdaDecodeLayer& x) {
                         .dv = args.dv,
                         .io = io,
                         .state = prepared.problem.state,
-                        .plain = unit != UnitPool::none && has_unit_rows(qkv) && has_unit_weights(weight, bias, qkv),
+                        .plain = unit != UnitPool::none && has_unit_rows(qkv) && unit_weights,
                         .channel_gates = true};
     return prepared;
 }

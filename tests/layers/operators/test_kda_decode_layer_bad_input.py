@@ -78,6 +78,8 @@ VALUES: list[tuple[str, Change, str, str]] = [
     ("columns", lambda x: {"conv_pool": x["conv_pool"][..., :2]}, "conv_pool", "3 columns or more"),
     ("taps", lambda x: {"conv_weight": x["conv_weight"][:, :1]}, "conv_weight", "2 to 4 taps"),
     ("more taps", lambda x: {"conv_weight": torch.zeros(144, 5)}, "conv_weight", "2 to 4 taps"),
+    ("weights by parts", lambda x: {"conv_weight": torch.zeros(3, 4, 48)}, "conv_weight", "not as wide as keys"),
+    ("weights of four dimensions", lambda x: {"conv_weight": torch.zeros(1, 3, 4, 48)}, "conv_weight", "(3, W, C / 3)"),
     ("rows that are not contiguous", lambda x: {"qkv": x["qkv"].mT.contiguous().mT}, "qkv", "contiguous"),
     ("an unaligned pool", lambda x: {"state_pool": torch.zeros(6 * 1024 + 1)[1:].view(6, 2, 8, 64)}, "state_pool", "16 bytes"),
     ("a transposed pool", lambda x: {"state_pool": torch.zeros(6, 2, 64, 8).mT}, "state_pool", "contiguous"),
@@ -93,6 +95,14 @@ VALUES: list[tuple[str, Change, str, str]] = [
 def test_wrong_values(change: Change, argument: str, says: str) -> None:
     x = case()
     refused(x | change(x), argument, says)
+
+
+def test_weights_by_parts() -> None:
+    x = layer_arguments(2, 0, (1, 1), 64, 64, slots=6)
+    for shape in ((3, 4, 63), (2, 4, 64), (3, 5, 64), (3, 1, 64)):
+        for function in (kda_decode_layer, by_operators):
+            if function is kda_decode_layer or shape[1] == 4:  # the operators take other numbers of taps
+                refused(x | {"conv_weight": torch.zeros(shape)}, "conv_weight", function=function)
 
 
 def test_pools_of_query_key_and_value() -> None:

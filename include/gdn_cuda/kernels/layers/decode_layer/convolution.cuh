@@ -29,6 +29,72 @@ struct LayerPart {
     }
 };
 
+// The taps of four channels, in flight, of dtype `io` and contiguous along taps.
+template <DecodeLayerConfig kConfig, bool kChannelGates = kConfig.channel_gates>
+struct FourTaps {
+    uint4 words[2];
+
+    __device__ __forceinline__ void load(const LayerChannels<kConfig>& channels, int, int index) {
+        const auto* from = static_cast<const uint4*>(channels.args.weight.data) + index / 2;
+        words[0] = from[0], words[1] = from[1];
+    }
+    // tap[j][k]: tap k of channel j.
+    __device__ __forceinline__ void unpack_taps(const DecodeLayerArgs&, float (&tap)[4][kLayerTaps]) const {
+        const unsigned flat[8] = {words[0].x, words[0].y, words[0].z, words[0].w,
+                                  words[1].x, words[1].y, words[1].z, words[1].w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float2 early = unpack<kConfig.io>(flat[2 * j]), late = unpack<kConfig.io>(flat[2 * j + 1]);
+            tap[j][0] = early.x, tap[j][1] = early.y, tap[j][2] = late.x, tap[j][3] = late.y;
+        }
+    }
+};
+// The same with gates of channels: of dtype `io` or fp32, contiguous along taps or along channels.
+template <DecodeLayerConfig kConfig>
+struct FourTaps<kConfig, true> {
+    uint4 words[4];
+
+    __device__ __forceinline__ void load(const LayerChannels<kConfig>& channels, int c, int index) {
+        const DecodeLayerArgs& args = channels.args;
+        const i64 first = channels.first_tap(c, index);
+        const bool is_wide = args.weight.type == DType::f32;
+        const char* from = static_cast<const char*>(args.weight.data) + (first << (is_wide ? 2 : 1));
+        const i64 tap_bytes = static_cast<i64>(args.weight_tap) << (is_wide ? 2 : 1);
+        if (!args.weight_by_taps) {
+            words[0] = reinterpret_cast<const uint4*>(from)[0], words[1] = reinterpret_cast<const uint4*>(from)[1];
+            if (is_wide) words[2] = reinterpret_cast<const uint4*>(from)[2], words[3] = reinterpret_cast<const uint4*>(from)[3];
+        } else if (is_wide) {
+#pragma unroll
+            for (int k = 0; k < kLayerTaps; ++k) words[k] = *reinterpret_cast<const uint4*>(from + k * tap_bytes);
+        } else {
+#pragma unroll
+            for (int k = 0; k < kLayerTaps; ++k) {
+                const FourChannels four = *reinterpret_cast<const FourChannels*>(from + k * tap_bytes);
+                words[k].x = four.low, words[k].y = four.high;
+            }
+        }
+    }
+    __device__ __forceinline__ void unpack_taps(const DecodeLayerArgs& args, float (&tap)[4][kLayerTaps]) const {
+        const bool is_wide = args.weight.type == DType::f32, by_taps = args.weight_by_taps;
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int k = 0; k < kLayerTaps; ++k) {
+                // A word of 16-bit elements has two taps of a channel, or two channels of a tap.
+                const float2 along_taps = unpack<kConfig.io>(word(words[j / 2], j % 2 * 2 + k / 2));
+                const float2 along_channels = unpack<kConfig.io>(word(words[k], j / 2));
+                const float narrow =
+                    by_taps ? (j % 2 == 0 ? along_channels.x : along_channels.y) : (k % 2 == 0 ? along_taps.x : along_taps.y);
+                tap[j][k] = is_wide ? __uint_as_float(by_taps ? word(words[k], j) : word(words[j], k)) : narrow;
+            }
+    }
+
+  private:
+    __device__ __forceinline__ static unsigned word(const uint4& words, int i) {
+        return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+    }
+};
+
 // Four channels of one thread: one load for a token's inputs, two for the taps, three for the state, whether the state is
 // contiguous along channels or along columns.
 template <DecodeLayerConfig kConfig>
@@ -38,7 +104,7 @@ struct LayerFourUnit {
     using Output = FourChannels;
 
     int first_channel;  // index among the channels of all heads
-    uint4 taps[2];
+    FourTaps<kConfig> taps;
     FourChannels bias, history[kHistory], x[kAhead];
 
     __device__ __forceinline__ static FourChannels at(const void* data, i64 channel) {
@@ -69,8 +135,7 @@ struct LayerFourUnit {
     __device__ __forceinline__ void load_inputs(const Channels& channels, int c) {
         first_channel = channels.index(c);
         load_tokens(channels, c, 0);
-        const auto* from = static_cast<const uint4*>(channels.args.weight.data) + first_channel / 2;
-        taps[0] = from[0], taps[1] = from[1];
+        taps.load(channels, c, first_channel);
         bias = {};
         if (channels.args.bias.data != nullptr) bias = at(channels.args.bias.data, first_channel);
     }
@@ -89,7 +154,8 @@ struct LayerFourUnit {
         float last[kHistory][4], constant[4];
         unpack_histories(last, args.by_columns);
         unpack_four(constant, bias);
-        const unsigned words[8] = {taps[0].x, taps[0].y, taps[0].z, taps[0].w, taps[1].x, taps[1].y, taps[1].z, taps[1].w};
+        float tap[4][kLayerTaps];
+        taps.unpack_taps(args, tap);
 #pragma unroll 1
         for (int first = 0; first < (kConfig.tokens == 1 ? 1 : args.tokens); first += kAhead) {
             if (kConfig.tokens > 1 && first > 0) load_tokens(channels, c, first);
@@ -100,11 +166,10 @@ struct LayerFourUnit {
                 unpack_four(now, x[i]);
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    const float2 early = unpack<kConfig.io>(words[2 * j]), late = unpack<kConfig.io>(words[2 * j + 1]);
-                    y[j] = fmaf(early.x, last[0][j], constant[j]);
-                    y[j] = fmaf(early.y, last[1][j], y[j]);
-                    y[j] = fmaf(late.x, last[2][j], y[j]);
-                    y[j] = fmaf(late.y, now[j], y[j]);
+                    y[j] = fmaf(tap[j][0], last[0][j], constant[j]);
+                    y[j] = fmaf(tap[j][1], last[1][j], y[j]);
+                    y[j] = fmaf(tap[j][2], last[2][j], y[j]);
+                    y[j] = fmaf(tap[j][3], now[j], y[j]);
                     last[0][j] = last[1][j], last[1][j] = last[2][j], last[2][j] = now[j];
                 }
                 conv::activate<kConfig.io>(y, args.silu);

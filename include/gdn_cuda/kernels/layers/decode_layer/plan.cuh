@@ -132,6 +132,8 @@ struct DecodeLayerArgs {
     gdn::ChannelGates channels;
     ConvStates conv_key, conv_value;  // channels counted from the first of key and value; `conv` has those of query
     int missing_taps;                 // of four; the first ones are 0
+    i64 weight_part;                  // between the weights of query, key and value
+    bool weight_by_taps;              // a plain weight is contiguous along channels, not along taps
 };
 
 }  // namespace gdn_cuda::layers

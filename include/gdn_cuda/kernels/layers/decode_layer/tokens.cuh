@@ -81,18 +81,27 @@ struct LayerChannels {
         if (c < kConfig.pairs()) return all_keys + head_start + (c - kConfig.head_k);
         return 2 * all_keys + key_head * args.heads_per_key * args.dv + (c - kConfig.pairs());
     }
+    // 0 for channels of query, 1 for those of key, 2 for those of value.
+    __device__ __forceinline__ static int part_of(int c) { return c < kConfig.head_k ? 0 : c < kConfig.pairs() ? 1 : 2; }
+    __device__ __forceinline__ int in_part(int part, int index) const {
+        return index - part * (args.key_heads * kConfig.head_k);
+    }
+    // Offset of the first tap of channel c, of index `index`.
+    __device__ __forceinline__ i64 first_tap(int c, int index) const {
+        if constexpr (!kConfig.channel_gates) return index * args.weight_channel;
+        const int part = part_of(c);
+        return part * args.weight_part + in_part(part, index) * args.weight_channel;
+    }
     // Column `column` of channel c, of index `index`. `first`: the offset of that column of channel 0.
     __device__ __forceinline__ LayerHistory history(int c, int index, const LayerSlots& slots, int column, i64 first) const {
         if constexpr (!kConfig.channel_gates) {
             return {args.conv, first + index * args.conv.channel};
         } else {
+            const int part = part_of(c);
             DecodeLayerArgs::ConvStates pool = args.conv;
-            if (c >= kConfig.head_k) {
-                const int all_keys = args.key_heads * kConfig.head_k;
-                pool = c < kConfig.pairs() ? args.conv_key : args.conv_value;
-                index -= c < kConfig.pairs() ? all_keys : 2 * all_keys;
-            }
-            return {pool, slots.conv * pool.slot + index * pool.channel + column * static_cast<i64>(pool.column)};
+            if (part > 0) pool = part == 1 ? args.conv_key : args.conv_value;
+            return {pool,
+                    slots.conv * pool.slot + in_part(part, index) * pool.channel + column * static_cast<i64>(pool.column)};
         }
     }
     __device__ __forceinline__ const Io* inputs(int c, i64& token_stride) const {
@@ -127,7 +136,7 @@ struct LayerChannel {
         const DecodeLayerArgs& args = channels.args;
         channel_index = channels.index(c);
         load_tokens(channels, c, 0);
-        i64 first_tap = channel_index * args.weight_channel;
+        i64 first_tap = channels.first_tap(c, channel_index);
         if constexpr (kConfig.channel_gates) first_tap -= args.missing_taps * static_cast<i64>(args.weight_tap);
         load_present(args, taps, args.weight, first_tap, args.weight_tap);
         if (args.bias.data != nullptr) bias.load(args.bias, channel_index * args.bias_channel, 0);
