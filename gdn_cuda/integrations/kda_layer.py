@@ -28,20 +28,17 @@ def layer_step(
     norm_eps: float,
 ) -> Tensor:
     """A token of each row of x, (B, 3·H·K), with weights (3, W, H·K), gates (1, B, H, K) and an output of that shape. Slots of
-    0 and below are padding.
-
-    The weights are transposed in every call: a captured graph must see those that an engine loads later.
-    """
+    0 and below are padding."""
     rows = x.shape[0]
-    if weight.dim() != 3 or raw_gate.dim() != 4 or raw_beta.dim() != 3:
-        raise Declined("weights that are not (3, W, H·K), gates that are not (1, B, H, K), or betas that are not (1, B, H)")
+    if raw_gate.dim() != 4 or raw_beta.dim() != 3:
+        raise Declined("gates that are not (1, B, H, K), or betas that are not (1, B, H)")
     if out is not None and not out.is_contiguous():
         raise Declined("an output with gaps")
     result = gdn_cuda.kda_decode_layer(
         x,
         raw_gate.squeeze(0),
         raw_beta.squeeze(0),
-        conv_weight=weight.mT.flatten(0, 1),
+        conv_weight=weight,
         conv_bias=bias,
         **channel_gates(A_log, dt_bias, lower_bound),
         z=None if output_gate is None else output_gate.reshape(rows, -1),

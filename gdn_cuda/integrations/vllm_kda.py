@@ -86,28 +86,11 @@ def _prefill(
     checkpoint_offsets: Tensor | None,
 ) -> None:
     """Prompts, whose output and last states are written, and the state of sequence i after its first checkpoint_offsets[i]
-    tokens, if checkpoints are requested: then the tokens up to there, and the others, are two calls. Both get all tokens, and
-    skip the sequences of the other one, whose outputs they leave at zero."""
-    options: dict[str, Any] = gates | {"use_qk_l2norm": True, "beta_is_logit": True}
-    if checkpoint_state is None or checkpoint_offsets is None:
-        more = {"out": out, "final_state": final_state}
-        gdn_cuda.chunked_forward(q, k, v, beta, g, initial_state, cu_seqlens, **options, **more)
-        return
-    sequences = initial_state.shape[0]
-    starts = cu_seqlens[:-1]
-    halves = torch.cat([torch.stack([starts, starts + checkpoint_offsets.to(starts)], 1).flatten(), cu_seqlens[-1:]])
-    slots = torch.arange(sequences, device=q.device)
-    none = torch.full_like(slots, -1)
-
-    def run(pool: Tensor, chosen: tuple[Tensor, Tensor], **more: Any) -> Tensor:
-        indices = torch.stack(chosen, 1).flatten()
-        call: dict[str, Any] = options | {"state_indices": indices, "output_final_state": False} | more
-        return gdn_cuda.chunked_forward(q, k, v, beta, g, pool, halves, **call)[0]
-
-    checkpoint_state.copy_(initial_state)
-    run(checkpoint_state, (slots, none), out=out)
-    final_state.copy_(checkpoint_state)
-    out.add_(run(final_state, (none, slots)))
+    tokens, if checkpoints are requested."""
+    options: dict[str, Any] = gates | {"use_qk_l2norm": True, "beta_is_logit": True, "out": out, "final_state": final_state}
+    if checkpoint_state is not None and checkpoint_offsets is not None:
+        options |= {"checkpoint_offsets": checkpoint_offsets, "checkpoints": checkpoint_state}
+    gdn_cuda.chunked_forward(q, k, v, beta, g, initial_state, cu_seqlens, **options)
 
 
 def flashkda_prefill(

@@ -125,7 +125,8 @@ def test_both_have_the_same_bits(ops: Any, device: str, rng: torch.Generator) ->
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"weight": torch.zeros(3 * D, W)}, "weights that are not"),
+        ({"weight": torch.zeros(2, W, D)}, "kda_decode_layer: conv_weight: expected"),
+        ({"raw_beta": torch.zeros(len(SLOTS), H)}, "gates that are not (1, B, H, K), or betas"),
         ({"out": torch.empty(1, len(SLOTS), H, 2 * K).bfloat16()[..., :K]}, "an output with gaps"),
         ({"A_log": torch.zeros(H + 1)}, "kda_decode_layer: A_log: expected"),
         ({"norm_weight": None}, "kda_decode_layer: "),

@@ -200,20 +200,6 @@ def test_the_prefill_of_k3(
     assert buffer[:, tokens:].isnan().all() and states[:, N:].isnan().all()
 
 
-def test_a_checkpoint_changes_no_bit_where_chunks_end_at_it(hosts: dict[str, Any], device: str, rng: torch.Generator) -> None:
-    x = flashkda_call(rng, device, torch.float32)
-    run = hosts["k3"]._flashkda_prefill
-    N, shape = len(OFFSETS) - 1, x["v"].shape
-
-    def outputs(**more: Any) -> list[Tensor]:
-        out, last = torch.empty(shape, dtype=torch.bfloat16, device=device), torch.empty_like(x["initial_state"])
-        return list(run(**x, out=out, final_state=last, workspace=None, lower_bound=-5.0, **more))
-
-    zero = torch.zeros(N, dtype=torch.int32, device=device)
-    found = outputs(checkpoint_state=torch.empty_like(x["initial_state"]), checkpoint_offsets=zero)
-    assert all(torch.equal(*pair) for pair in zip(found, outputs(), strict=True))
-
-
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("given", [False, True])
 def test_the_prefill_of_glm(given: bool, checkpoints: bool, hosts: dict[str, Any], device: str, rng: torch.Generator) -> None:
