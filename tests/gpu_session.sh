@@ -5,8 +5,9 @@
 #   memcheck                of every kernel, and of GDN's fuzz tests
 #   racecheck[=KERNEL,...]  of every kernel; named ones are faster, each in a process in which the tool checks only this kernel
 #   bench[=OPERATOR,...]    every benchmark, or `bench OPERATOR --json` of the named ones
-#   peers[=LIBRARY,...]     other libraries' tests on gdn_cuda, which tests/peers/pack.py has packed: fla, fla_cp, flashqla, flashinfer,
-#                           flashinfer_mamba, vllm, sglang, sglang_mamba, causal_conv1d, mamba_ssm
+#   peers[=LIBRARY,...]     other libraries' tests on gdn_cuda, which tests/peers/pack.py has packed: fla, fla_cp, fla_kda, flashqla,
+#                           flashkda, flashinfer, flashinfer_kda, flashinfer_mamba, vllm, vllm_kda, sglang, sglang_kda, sglang_mamba,
+#                           causal_conv1d, mamba_ssm
 #
 # Without phases: suite, memcheck, racecheck, bench. Logs go to the folder OUT, a summary to standard output; the exit status is 1
 # if anything failed. LIMIT: seconds that a step may take (600). WORKERS: processes that share the suite (1) or the peers

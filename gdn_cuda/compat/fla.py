@@ -21,7 +21,7 @@ from ..operators.dtypes import state_dtype
 from ..operators.schema import refuse
 from .fla_arguments import betas, layout, states
 from .fla_conv import causal_conv1d
-from .fla_kda import fused_kda_gate, fused_recurrent_kda, naive_recurrent_kda
+from .fla_kda import chunk_kda, fused_kda_gate, fused_recurrent_kda, naive_recurrent_kda
 from .fla_layer import GatedDeltaNet
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "causal_conv1d",
     "chunk_gated_delta_rule",
     "chunk_gdn",
+    "chunk_kda",
     "fused_kda_gate",
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gdn",

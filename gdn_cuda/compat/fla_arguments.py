@@ -1,4 +1,5 @@
-"""What arguments of FLA's functions mean here: layouts of states, and betas."""
+"""What arguments of FLA's functions, and of engines' functions that derive from them, mean here: layouts of states, betas, and
+gates of channels."""
 
 from __future__ import annotations
 
@@ -33,3 +34,10 @@ def betas(function: str, v: Tensor, beta: Tensor | None, is_logit: bool, twice: 
     if beta is None and is_logit:
         beta = v.new_ones(v.shape[:-1])  # FLA's default, whose sigmoid it takes
     return {"beta": beta, "beta_is_logit": is_logit, "allow_negative_eigenvalues": twice}
+
+
+def channel_gates(A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None) -> dict[str, Any]:
+    """The parameters of raw gates of channels. A_log, HV values, and dt_bias, HV · K values, may have any shape: models keep
+    them as (1, 1, HV, 1) or (HV,), and as (HV, K) or flat."""
+    flat = {name: None if x is None else x.reshape(-1) for name, x in (("A_log", A_log), ("dt_bias", dt_bias))}
+    return flat | {"lower_bound": lower_bound}

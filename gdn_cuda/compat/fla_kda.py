@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..gdn import recurrent_forward
+from ..gdn import chunked_forward, recurrent_forward
 from ..gdn.reference import recurrent
 from ..gdn.reference_operators import channel_log_decay
 from ..layers import fused_kda_gating
@@ -15,9 +16,114 @@ from ..operators.autograd import needs_gradients
 from ..operators.caller import in_words_of_caller
 from ..operators.dtypes import state_dtype
 from ..operators.schema import refuse
-from .fla_arguments import betas, layout, states
+from .fla_arguments import betas, channel_gates, layout, states
 
-_in_words_of_fla = in_words_of_caller(query="q", key="k", value="v", gate="g", state="initial_state", a="g")
+_in_words_of_fla = in_words_of_caller(
+    query="q",
+    key="k",
+    value="v",
+    gate="g",
+    state="initial_state",
+    a="g",
+    use_qk_l2norm="use_qk_l2norm_in_kernel",
+    checkpoint_every="return_intermediate_states",
+)
+_CHUNK = 64
+
+
+def _arguments(
+    function: str,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    is_logit: bool,
+    twice: bool,
+    is_raw: bool,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    lower_bound: float | None,
+) -> dict[str, Any]:
+    """The gates and betas of a call of ours. Without `is_raw` the parameters of gates are ignored, as in FLA."""
+    if g.dim() != v.dim():
+        refuse(function, "g", "(B, T, HV, K)", tuple(g.shape))
+    given = betas(function, v, beta, is_logit, twice) | {"gate": g}
+    if not is_raw:
+        return given
+    if A_log is None and lower_bound is None:
+        refuse(function, "A_log", "a tensor with use_gate_in_kernel and without lower_bound", None)
+    return given | channel_gates(A_log, dt_bias, lower_bound)
+
+
+@_in_words_of_fla
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    cp_context: Any = None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
+    *,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int = _CHUNK,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
+    """`gdn_cuda.chunked_forward` with a gate for every channel: returns the output and, with `output_final_state`, the final
+    state, which is fp32 at least; with `return_intermediate_states` also the states before every 64 tokens of each sequence,
+    (B, ⌈T / 64⌉, HV, K, V) or packed (1, rows, HV, K, V), in k's dtype.
+
+    g, A_log, dt_bias, lower_bound and states are as in `fused_recurrent_kda`. The gate is exact whatever `safe_gate` says;
+    `chunk_size` (32 or 64), `disable_recompute`, `cu_seqlens_cpu`, `use_graph` and `max_num_seqs` change nothing either, but
+    states in between are those of chunks of 64, and want a count on the host: of `cu_seqlens_cpu`, or `cu_seqlens` is read.
+    `cp_context` is refused.
+    """
+    function = "chunk_kda"
+    v_first = layout(function, state_v_first, others)
+    if chunk_size not in (32, _CHUNK):
+        refuse(function, "chunk_size", f"32 or {_CHUNK}", chunk_size)
+    if cp_context is not None:
+        refuse(function, "cp_context", "None, as gates of channels are not split between ranks", "a context")
+    gates = (use_beta_sigmoid_in_kernel, allow_neg_eigval, use_gate_in_kernel, A_log, dt_bias, lower_bound)
+    call = _arguments(function, v, g, beta, *gates) | {"cu_seqlens": cu_seqlens, "scale": scale}
+    call |= {"state": states(initial_state, v_first), "state_dtype": state_dtype(v)}
+    call |= {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": bool(output_final_state)}
+    if not return_intermediate_states:
+        output, after = chunked_forward(q, k, v, **call)
+        return output, states(after, v_first)
+    if chunk_size != _CHUNK or use_graph:
+        reason = "False with chunk_size 32" if chunk_size != _CHUNK else "False with use_graph, as their count is one of values"
+        refuse(function, "return_intermediate_states", reason, True)
+    rows = _chunks(q, cu_seqlens, cu_seqlens_cpu)
+    before = k.new_empty(math.prod(rows), v.shape[2], v.shape[3], k.shape[3])
+    unused = before[:0]  # the states after every 64 tokens
+    options: dict[str, Any] = {"checkpoint_every": _CHUNK, "checkpoints": unused, "states_before": before}
+    output, after, _ = chunked_forward(q, k, v, **call, **options)
+    between = before.view(*rows, *before.shape[1:])
+    return output, states(after, v_first), between if v_first else between.mT
+
+
+def _chunks(q: Tensor, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> tuple[int, int]:
+    """(B, chunks of a sequence), or (1, those of all packed ones)."""
+    if cu_seqlens is None:
+        return q.shape[0], -(-q.shape[1] // _CHUNK)
+    offsets = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
+    return 1, int(((offsets.diff() + _CHUNK - 1) // _CHUNK).sum())
 
 
 @_in_words_of_fla
@@ -51,25 +157,11 @@ def fused_recurrent_kda(
     """
     function = "fused_recurrent_kda"
     v_first = layout(function, state_v_first, others)
-    if g.dim() != v.dim():
-        refuse(function, "g", "(B, T, HV, K)", tuple(g.shape))
+    gates = (use_beta_sigmoid_in_kernel, allow_neg_eigval, use_gate_in_kernel, A_log, dt_bias, lower_bound)
+    call = _arguments(function, v, g, beta, *gates) | {"cu_seqlens": cu_seqlens, "scale": scale}
     state = states(initial_state, v_first)
-    gates: dict[str, Any] = betas(function, v, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    if use_gate_in_kernel:
-        if A_log is None and lower_bound is None:
-            refuse(function, "A_log", "a tensor with use_gate_in_kernel and without lower_bound", None)
-        gates |= _parameters(g, A_log, dt_bias) | {"lower_bound": lower_bound}
-    output, after = recurrent_forward(
-        q,
-        k,
-        v,
-        None if state is None else state.to(state_dtype(v)),
-        gate=g,
-        cu_seqlens=cu_seqlens,
-        scale=scale,
-        is_qk_norm=use_qk_l2norm_in_kernel,
-        **gates,
-    )
+    call |= {"state": None if state is None else state.to(state_dtype(v)), "is_qk_norm": use_qk_l2norm_in_kernel}
+    output, after = recurrent_forward(q, k, v, **call)
     return output, states(after, v_first) if output_final_state else None
 
 
@@ -85,21 +177,13 @@ def fused_kda_gate(
 
     Where an input requires a gradient, it is computed in plain torch, and has gradients of g, A_log and dt_bias.
     """
-    given = _parameters(g, A_log, dt_bias)
+    given = channel_gates(A_log, dt_bias, lower_bound)
     if needs_gradients(g, A_log, dt_bias):
         if A_log is None and lower_bound is None:
             refuse("fused_kda_gate", "A_log", "a tensor without lower_bound", None)
         return channel_log_decay(given["A_log"], given["dt_bias"], g, lower_bound).to(output_dtype)
     rows = g.reshape(-1, *g.shape[-2:])
     return fused_kda_gating(given["A_log"], given["dt_bias"], rows, lower_bound).view(g.shape).to(output_dtype)
-
-
-def _parameters(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None) -> dict[str, Tensor | None]:
-    """A_log and dt_bias of any shape, as FLA takes them."""
-    return {
-        "A_log": None if A_log is None else A_log.reshape(-1),
-        "dt_bias": dt_bias if dt_bias is None or dt_bias.shape == g.shape[-2:] else dt_bias.reshape(-1),
-    }
 
 
 @_in_words_of_fla

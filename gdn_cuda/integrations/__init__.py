@@ -1,5 +1,5 @@
-"""Makes other libraries run their Gated Delta Net layers, short convolutions, gated norms and scans on gdn_cuda: transformers,
-FLA, vLLM, SGLang, and FlashInfer's names. docs/integrations.md has what is covered.
+"""Makes other libraries run their layers of Gated Delta Net and of Kimi Delta Attention, short convolutions, gated norms and
+scans on gdn_cuda: transformers, FLA, vLLM, SGLang, and FlashInfer's names. docs/integrations.md has what is covered.
 
     from gdn_cuda.integrations import transformers
     transformers.install()      # and transformers.uninstall()

@@ -1,5 +1,6 @@
-"""FlashInfer's functions `chunk_gated_delta_rule`, `gated_delta_rule_decode`, `gated_delta_rule_decode_pretranspose` and
-`gated_delta_rule_mtp`, with its parameters, for programs that call them; `install` replaces FlashInfer's by these.
+"""FlashInfer's functions `chunk_gated_delta_rule`, `gated_delta_rule_decode`, `gated_delta_rule_decode_pretranspose`,
+`gated_delta_rule_mtp`, `recurrent_kda` and `fused_kda_decode`, with its parameters, for programs that call them; `install`
+replaces FlashInfer's by these.
 
 FlashInfer's gates are decays, alpha = exp(gate): 0 is a reset. An alpha above 1 is not a decay: CPU tensors with one are
 refused; on a GPU the state grows.
@@ -16,13 +17,17 @@ from torch import Tensor
 from ..hosts import verified
 from ..hosts.replaced import Replaced
 from ..runtime import package as gdn_cuda
+from . import flashinfer_kda
 from .counted import Declined, counted
+from .flashinfer_kda import fused_kda_decode, recurrent_kda
 
 __all__ = [
     "chunk_gated_delta_rule",
+    "fused_kda_decode",
     "gated_delta_rule_decode",
     "gated_delta_rule_decode_pretranspose",
     "gated_delta_rule_mtp",
+    "recurrent_kda",
 ]
 _OURS = ("auto", "flashinfer")  # backends
 
@@ -211,6 +216,9 @@ _TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
         "replayssm_beta=None",
         gated_delta_rule_mtp,
     ),
+    "flashinfer.kda:recurrent_kda": (flashinfer_kda.PARAMETERS, recurrent_kda),
+    "flashinfer.kda_decode:recurrent_kda": (flashinfer_kda.DECODE_PARAMETERS, flashinfer_kda.recurrent_kda_of_decode),
+    "flashinfer.kda_decode:fused_kda_decode": (flashinfer_kda.LAYER_PARAMETERS, fused_kda_decode),
 }
 VERSIONS: verified.Versions = {"0.7.2": "run", "0.7.2.post1": "compared"}
 HOST = verified.Host(
@@ -229,7 +237,7 @@ def available() -> tuple[bool, str]:
 
 @_replaced.whole()
 def install() -> tuple[str, ...]:
-    """Imports FlashInfer's modules of Gated Delta Net and replaces the functions wherever FlashInfer has them. A program that
+    """Imports FlashInfer's modules of both rules and replaces the functions wherever FlashInfer has them. A program that
     imported them by name before keeps FlashInfer's. Returns the names of the replaced functions. A second call changes nothing.
     Raises `Refused`, with nothing replaced, if FlashInfer differs from what was verified."""
     if not _replaced:

@@ -1,5 +1,6 @@
-"""SGLang: replaces the Triton kernel class of its Gated Delta Net layers, and their convolutions; the step of its Mamba-1 and
-Mamba-2 layers, which decodes and verifies drafts; and of Mamba-2 layers the scan of prompts, the convolutions and the norm.
+"""SGLang: replaces the Triton kernel classes of its layers of Gated Delta Net and of Kimi Delta Attention, and their
+convolutions; the step of its Mamba-1 and Mamba-2 layers, which decodes and verifies drafts; and of Mamba-2 layers the scan of
+prompts, the convolutions and the norm.
 
 `plugin` is the entry point: it installs in every process of a server, where GDN_INTEGRATIONS names sglang. Decoding with
 ReplaySSM runs SGLang's own kernels. On Hopper SGLang chooses FlashInfer for prefill by default:
@@ -20,21 +21,26 @@ from torch import Tensor
 from ..hosts import verified
 from ..hosts.replaced import AfterImport, Replaced
 from ..runtime import package as gdn_cuda
+from . import sglang_kda
 from .counted import Declined, counted, run
 from .mixer2_norm import mixer2_norm
-from .packed import split_qkv
 from .requested import install_if_requested
 from .sglang_conv import conv_drafts, conv_prompts, conv_prompts_triton, conv_tokens
 from .sglang_mamba import chunk_scan, selective_step
-from .sglang_plan import deterministic, parents
+from .sglang_plan import deterministic
+from .sglang_steps import decode, packed_decode, target_verify
 
 _MODULE = "sglang.srt.layers.attention.linear.kernels.gdn_triton"
 _CLASS = "TritonGDNKernel"
 _LAYER = "sglang.srt.layers.attention.linear.gdn_backend"  # calls the class and the convolutions
+_KDA_MODULE = "sglang.srt.layers.attention.linear.kernels.kda_triton"
+_KDA_CLASS = "TritonKDAKernel"
+_KDA_LAYER = "sglang.srt.layers.attention.linear.kda_backend"
 _STEP_MODULE = "sglang.kernels.ops.mamba.triton_ops.ssu_dispatch"
 _STEP = f"{_STEP_MODULE}:TritonSSUBackend.__call__"
 _MIXER = "sglang.srt.layers.attention.mamba.mamba"
 _MIXER_NORM = f"{_MIXER}:Mixer2RMSNormGated.forward_cuda"
+_CLASSES = {_MODULE: _CLASS, _KDA_MODULE: _KDA_CLASS}
 _DECODE = "A_log, dt_bias, ssm_states, cache_indices, query_start_loc, **kwargs"
 VERSIONS: verified.Versions = {"0.5.23": "run"}
 _CONV_UPDATE = (
@@ -46,19 +52,39 @@ _CONV = (
     "x, weight, bias=None, query_start_loc=None, cache_indices=None, has_initial_state=None, conv_states=None, "
     "activation='silu', pad_slot_id=-1, **kwargs"
 )
+_CONV_TRITON = (
+    "x, weight, bias, conv_states, query_start_loc, seq_lens_cpu, cache_indices=None, has_initial_state=None, "
+    "activation='silu', pad_slot_id=-1, validate_data=False, block_table=None, **kwargs"
+)
+_PACKED = "self, mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_indices, num_v_heads, head_v_dim"
+_VERIFY = (
+    "self, A_log, dt_bias, q, k, v, a, b, *, ssm_states, cache_indices, query_start_loc, intermediate_states_buffer, "
+    "intermediate_state_indices, cache_steps, retrieve_parent_token"
+)
 _TARGETS: dict[str, verified.Targets] = {
     _MODULE: {
         f"{_MODULE}:{_CLASS}.decode": f"self, q, k, v, a, b, *, {_DECODE}",
-        f"{_MODULE}:{_CLASS}.packed_decode": "self, mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_indices, "
-        "num_v_heads, head_v_dim, **kwargs",
+        f"{_MODULE}:{_CLASS}.packed_decode": f"{_PACKED}, **kwargs",
         f"{_MODULE}:{_CLASS}.extend": "self, q, k, v, g, beta, *, ssm_states, cache_indices, query_start_loc, "
         "inplace_update=True, **kwargs",
-        f"{_MODULE}:{_CLASS}.target_verify": "self, A_log, dt_bias, q, k, v, a, b, *, ssm_states, cache_indices, "
-        "query_start_loc, intermediate_states_buffer, intermediate_state_indices, cache_steps, retrieve_parent_token, **kwargs",
+        f"{_MODULE}:{_CLASS}.target_verify": f"{_VERIFY}, **kwargs",
     },
     _LAYER: {
         f"{_LAYER}:causal_conv1d_fn": _CONV,
         f"{_LAYER}:causal_conv1d_update": _CONV_UPDATE,
+    },
+    _KDA_MODULE: {
+        f"{_KDA_MODULE}:{_KDA_CLASS}.decode": "self, q, k, v, a, b, *, A_log, dt_bias, ssm_states, cache_indices, "
+        "query_start_loc, lower_bound=None, **kwargs",
+        f"{_KDA_MODULE}:{_KDA_CLASS}.packed_decode": f"{_PACKED}, lower_bound=None, **kwargs",
+        f"{_KDA_MODULE}:{_KDA_CLASS}.extend": "self, q, k, v, g, beta, *, ssm_states, cache_indices, query_start_loc, "
+        "A_log=None, dt_bias=None, lower_bound=None, beta_is_raw=False, return_intermediate_states=False, **kwargs",
+        f"{_KDA_MODULE}:{_KDA_CLASS}.target_verify": f"{_VERIFY}, lower_bound=None, cache_ring=False, replayssm_rawv=None, "
+        "replayssm_rawk=None, replayssm_g=None, replayssm_beta=None, **kwargs",
+    },
+    _KDA_LAYER: {
+        f"{_KDA_LAYER}:causal_conv1d_fn": _CONV_TRITON,
+        f"{_KDA_LAYER}:causal_conv1d_update": _CONV_UPDATE,
     },
     _STEP_MODULE: {
         _STEP: "self, state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None, "
@@ -73,14 +99,14 @@ _TARGETS: dict[str, verified.Targets] = {
         f"{_MIXER}:causal_conv1d_fn": _CONV,
         f"{_MIXER}:causal_conv1d_update": "x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, "
         "conv_state_indices=None, pad_slot_id=-1",
-        f"{_MIXER}:causal_conv1d_fn_triton": "x, weight, bias, conv_states, query_start_loc, seq_lens_cpu, cache_indices=None, "
-        "has_initial_state=None, activation='silu', pad_slot_id=-1, validate_data=False, block_table=None, **kwargs",
+        f"{_MIXER}:causal_conv1d_fn_triton": _CONV_TRITON,
         f"{_MIXER}:causal_conv1d_update_triton": _CONV_UPDATE,
         _MIXER_NORM: "self, x, gate",
     },
 }
 _PARTS = {
     "gdn": {**_TARGETS[_MODULE], **_TARGETS[_LAYER]},
+    "kda": {**_TARGETS[_KDA_MODULE], **_TARGETS[_KDA_LAYER]},
     "mamba": _TARGETS[_STEP_MODULE],
     "mamba2": _TARGETS[_MIXER],
 }
@@ -88,50 +114,6 @@ HOST = verified.Host("sglang", "sglang", VERSIONS, _PARTS)
 _CHUNK = 64  # tokens between the states that SGLang's own prefill returns
 
 # ---- The calls. A slot below 0 is padding; slot 0 is an ordinary slot.
-
-
-def _decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    ssm_states: Tensor,
-    cache_indices: Tensor,
-    query_start_loc: Tensor,
-    **others: Any,
-) -> Tensor:
-    """Decode of one token per sequence: (1, B, …)."""
-    batch = cache_indices.shape[0]
-    if q.shape[1] != batch:
-        raise Declined("more than one token a sequence")
-    a, b = (x.reshape(batch, 1, -1) for x in (a, b))
-    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-    return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices).transpose(0, 1)
-
-
-def _packed_decode(
-    mixed_qkv: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    scale: float,
-    ssm_states: Tensor,
-    cache_indices: Tensor,
-    num_v_heads: int,
-    head_v_dim: int,
-    **others: Any,
-) -> Tensor:
-    if any(name.startswith("replayssm_") and x is not None for name, x in others.items()):
-        raise Declined("ReplaySSM")
-    q, k, v = split_qkv(mixed_qkv, ssm_states)
-    a, b = (x.unsqueeze(1) for x in (a, b))
-    return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices, scale=scale).transpose(0, 1)
 
 
 def _extend(
@@ -165,48 +147,11 @@ def _extend(
     return found[0], None, None if states is None else states[None]
 
 
-def _target_verify(
-    A_log: Tensor,
-    dt_bias: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    ssm_states: Tensor,
-    cache_indices: Tensor,
-    query_start_loc: Tensor,
-    intermediate_states_buffer: Tensor,
-    intermediate_state_indices: Tensor,
-    cache_steps: int,
-    retrieve_parent_token: Tensor | None,
-    **others: Any,
-) -> Tensor:
-    """Drafts: the pool is unchanged, and the state after every token goes to a row of the buffer. In a tree, token t continues
-    from the state after token retrieve_parent_token[n, t]; the first token continues from the slot, whatever its parent is."""
-    shape, sequences, tokens = v.shape, query_start_loc.shape[0] - 1, q.shape[1]
-    q, k, v = (x.squeeze(0) for x in (q, k, v))
-    a, b = (x.reshape(tokens, -1) for x in (a, b))
-    uniform = tokens == sequences * cache_steps  # every sequence has as many drafts, padding rows too
-    if uniform:
-        q, k, v, a, b = (x.unflatten(0, (sequences, cache_steps)) for x in (q, k, v, a, b))
-    tree = None
-    if retrieve_parent_token is not None:
-        if not uniform:
-            raise Declined("a tree of drafts in sequences of several lengths")
-        tree = parents(retrieve_parent_token[:sequences])
-    options: dict[str, Any] = {
-        "parents": tree,
-        "cu_seqlens": None if uniform else query_start_loc,
-        "step_states": intermediate_states_buffer,
-        "step_slots": intermediate_state_indices[:sequences],
-    }
-    output = gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices[:sequences], **options)
-    return output.reshape(shape)
-
-
 _CONVOLUTIONS: dict[str, Callable[..., Any]] = {"causal_conv1d_fn": conv_prompts, "causal_conv1d_update": conv_drafts}
+_KDA_CONVOLUTIONS: dict[str, Callable[..., Any]] = {
+    "causal_conv1d_fn": conv_prompts_triton,
+    "causal_conv1d_update": conv_drafts,
+}
 _MIXER_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "mamba_chunk_scan_combined": chunk_scan,
     "causal_conv1d_fn": conv_prompts,
@@ -215,37 +160,53 @@ _MIXER_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "causal_conv1d_update_triton": conv_drafts,
 }
 
-# ---- The class
+# ---- The classes
+
+_STEPS: dict[str, Callable[..., Any]] = {
+    "decode": decode,
+    "packed_decode": packed_decode,
+    "target_verify": target_verify,
+}
+
+
+def _subclass(host: type[Any], name: str, prefix: str, extend: Any, own_extend: Any, **flags: bool) -> type[Any]:
+    """A subclass of SGLang's class that runs our calls, and SGLang's own where we decline. Calls are counted with a prefix."""
+
+    def method(call: str, ours: Any, own: Any) -> Any:
+        counted_as = f"sglang.{prefix}{call}"
+
+        @functools.wraps(own)
+        def counted_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return run(counted_as, ours, functools.partial(own, self), args, kwargs)
+
+        return counted_call
+
+    members = {
+        "__doc__": f"{host.__name__} on gdn_cuda, and its own calls where gdn_cuda declines.",
+        "__module__": __name__,
+        **flags,
+        **{call: method(call, ours, getattr(host, call)) for call, ours in _STEPS.items()},
+        "extend": method("extend", extend, own_extend),
+    }
+    return type(name, (host,), members)
 
 
 def kernel_class(host: type[Any]) -> type[Any]:
-    """A subclass of SGLang's class that runs our calls, and SGLang's own where we decline."""
-
-    def method(name: str, ours: Any, own: Any) -> Any:
-        counted_as = f"sglang.{name}"
-
-        @functools.wraps(own)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return run(counted_as, ours, functools.partial(own, self), args, kwargs)
-
-        return call
+    """Of Gated Delta Net."""
 
     def own_extend(self: Any, *args: Any, **kwargs: Any) -> Any:
         output, last, before = host.extend(self, *args, **kwargs)
         return output, last, _states_after(before, **kwargs)
 
-    members = {
-        "__doc__": "Gated Delta Net on gdn_cuda, and on the class that it takes the place of where gdn_cuda declines.",
-        "__module__": __name__,
-        "uses_state_checkpoints": True,
-        "supports_packed_decode": True,
-        "supports_strided_target_verify_qkv": True,
-        "decode": method("decode", _decode, host.decode),
-        "packed_decode": method("packed_decode", _packed_decode, host.packed_decode),
-        "extend": method("extend", _extend, own_extend),
-        "target_verify": method("target_verify", _target_verify, host.target_verify),
-    }
-    return type("GdnCudaKernel", (host,), members)
+    flags = {"supports_packed_decode": True, "supports_strided_target_verify_qkv": True, "uses_state_checkpoints": True}
+    return _subclass(host, "GdnCudaKernel", "", _extend, own_extend, **flags)
+
+
+def kda_kernel_class(host: type[Any]) -> type[Any]:
+    """Of Kimi Delta Attention. Its packed decode takes gates with a bound, too."""
+    flags = {"supports_packed_decode": True, "supports_packed_decode_safe_gate": True}
+    flags |= {"supports_strided_target_verify_qkv": True, "supports_track_state_snapshot": True}
+    return _subclass(host, "GdnCudaKDAKernel", "kda_", sglang_kda.extend, host.extend, **flags)
 
 
 def _states_after(
@@ -312,11 +273,11 @@ def plugin() -> None:
     install_if_requested("sglang", install)
 
 
-def _replace_class() -> None:
-    theirs = getattr(sys.modules[_MODULE], _CLASS)
-    ours = kernel_class(theirs)
-    for module, name in verified.names_of(theirs, "sglang"):
-        _replaced.put(module, name, ours)
+def _replace_class(module: str, made_by: Callable[[type[Any]], type[Any]]) -> None:
+    theirs = getattr(sys.modules[module], _CLASSES[module])
+    ours = made_by(theirs)
+    for user, name in verified.names_of(theirs, "sglang"):
+        _replaced.put(user, name, ours)
 
 
 def _replace_functions(module: str, functions: dict[str, Callable[..., Any]]) -> None:
@@ -336,7 +297,9 @@ def _replace_mixer() -> None:
 
 
 _REPLACE: dict[str, Callable[[], None]] = {
-    _MODULE: _replace_class,
+    _MODULE: lambda: _replace_class(_MODULE, kernel_class),
+    _KDA_MODULE: lambda: _replace_class(_KDA_MODULE, kda_kernel_class),
+    _KDA_LAYER: lambda: _replace_functions(_KDA_LAYER, _KDA_CONVOLUTIONS),
     _LAYER: lambda: _replace_functions(_LAYER, _CONVOLUTIONS),
     _STEP_MODULE: lambda: _replace_method(_STEP, "selective_state_update", selective_step),
     _MIXER: _replace_mixer,

@@ -1,4 +1,4 @@
-"""transformers: GDN layers, short convolutions, gated norms and Mamba's scans of its models.
+"""transformers: GDN and KDA layers, short convolutions, gated norms and Mamba's scans of its models.
 
     transformers.install()
 
@@ -45,10 +45,13 @@ def _chunk(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Prefill; states are (B, Hv, dk, dv) in transformers."""
+    """Prefill; states are (B, Hv, dk, dv) in transformers. g is (B, T, Hv), or in KDA (B, T, Hv, dk), whose layers pass
+    cu_seq_lens_q on under that name."""
     decline_export()
+    cu_seqlens = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
     state = None if initial_state is None else initial_state.mT
     options: dict[str, Any] = {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": output_final_state}
     output, state = gdn.chunked_forward(query, key, value, beta, g, state, cu_seqlens, **options)
@@ -65,10 +68,12 @@ def _by_token(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Steps, token by token in the bits of decode also where they need gradients."""
+    """Steps, token by token in the bits of decode also where they need gradients; g as in `_chunk`."""
     decline_export()
+    cu_seqlens = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
     state = None if initial_state is None else initial_state.mT
     call: dict[str, Any] = {"beta": beta, "gate": g, "state": state, "cu_seqlens": cu_seqlens}
     options: dict[str, Any] = {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": output_final_state}
@@ -212,6 +217,7 @@ def _norm_of_falcon(norm: Any, hidden_states: Tensor, gate: Tensor | None = None
 
 _Kind = tuple[str, Callable[..., Any]]
 _GDN = "query, key, value, g, beta, {}initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, **kwargs"
+_KDA_STEP = "query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel=False, **kwargs"
 _STATE_UPDATE = "state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, **kwargs"
 _SPLIT = (
     "zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, chunk_size, initial_states=None, dt_limit=(0.0, inf), "
@@ -221,6 +227,8 @@ _SPLIT = (
 _KINDS: dict[str, _Kind] = {
     "chunk_gated_delta_rule": (_GDN.format("chunk_size=64, "), _chunk),
     "fused_recurrent_gated_delta_rule": (_GDN.format(""), _by_token),
+    "chunk_kda": (_GDN.format("chunk_size=64, "), _chunk),
+    "fused_recurrent_kda": (_KDA_STEP, _by_token),
     "causal_conv1d_fn": ("hidden_states, weight, bias=None, activation=None, **kwargs", _conv),
     "causal_conv1d_update": ("hidden_states, conv_state, weight, bias=None, activation=None", _conv_update),
     "selective_scan_fn": (
@@ -246,6 +254,7 @@ _DELTA_RULE = {
     "torch_chunk_gated_delta_rule": "chunk_gated_delta_rule",
     "torch_recurrent_gated_delta_rule": "fused_recurrent_gated_delta_rule",
 }
+_KDA = {"chunk_kimi_delta_attention": "chunk_kda", "recurrent_kimi_delta_attention": "fused_recurrent_kda"}
 _MAMBA = {"mamba_selective_scan": "selective_scan_fn", "mamba_selective_state_update": "selective_state_update"}
 _MAMBA2 = {
     "mamba2_selective_state_update": "selective_state_update",
@@ -259,8 +268,7 @@ def _gdn(norm: str) -> dict[str, str]:
 
 
 def _kda(norm: str) -> dict[str, str]:
-    """All but the delta rule of KDA, whose gates are vectors."""
-    return _CONV | {f"{norm}.forward": "rms_norm_gated_or_not"}
+    return _CONV | _KDA | {f"{norm}.forward": "rms_norm_gated_or_not"}
 
 
 def _mamba2(norm: str, kind: str = "rms_norm_of_groups") -> dict[str, str]:

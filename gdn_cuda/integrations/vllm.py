@@ -1,7 +1,7 @@
 """vLLM: replaces, by name, the functions that the Gated Delta Net layer of Qwen3-Next, Qwen3.5 and Qwen4 calls: prefill with
-and without checkpoints, packed decode, mixed batches and drafts, and the convolutions; and the gated norm. Of Mamba-1 and
-Mamba-2 layers the step, which decodes and verifies drafts; of Mamba-2 layers the scan of prompts, the convolutions and the
-gated norm too.
+and without checkpoints, packed decode, mixed batches and drafts, and the convolutions; and the gated norm. Of layers of Kimi
+Delta Attention prefill, decode and drafts. Of Mamba-1 and Mamba-2 layers the step, which decodes and verifies drafts; of
+Mamba-2 layers the scan of prompts, the convolutions and the gated norm too.
 
 `plugin` is the entry point: it installs in every process of a server, where GDN_INTEGRATIONS names vllm. It imports nothing of
 vLLM: modules, which touch the GPU, are changed when vLLM imports them. vLLM still chooses its prefill backend; both
@@ -15,23 +15,24 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..hosts import verified
 from ..hosts.replaced import AfterImport, Replaced
 from ..runtime import package as gdn_cuda
+from . import vllm_kda
 from .counted import Declined, counted
 from .mixer2_norm import mixer2_norm
 from .packed import split_qkv
 from .requested import install_if_requested
+from .vllm_conv import FUNCTIONS as CONVOLUTIONS
+from .vllm_conv import NULL_BLOCK
 from .vllm_mamba import chunk_scan, selective_step
 
 _MODULE = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
 _STEP_MODULE = "vllm.model_executor.layers.mamba.ops.ssu_dispatch"
 _STEP_CLASS = "TritonSSUBackend"
 _MIXER = "vllm.model_executor.layers.mamba.mamba_mixer2"
-_NULL_BLOCK = 0  # the slot of padding rows; negative slots are padding too
 
 
 # ---- Decode
@@ -51,7 +52,7 @@ def _packed_decode(
 ) -> tuple[Tensor, Tensor]:
     """Decode of one token per request, (B, 2·H·K + HV·V); the output of a padding row is zero."""
     q, k, v = split_qkv(mixed_qkv, initial_state)
-    slots: dict[str, Any] = {"state_indices": ssm_state_indices, "null_slot": _NULL_BLOCK}
+    slots: dict[str, Any] = {"state_indices": ssm_state_indices, "null_slot": NULL_BLOCK}
     options: dict[str, Any] = {"scale": scale, "use_qk_l2norm": use_qk_l2norm_in_kernel, "out": out}
     gdn_cuda.fused_decode(q, k, v, a.unsqueeze(1), b.unsqueeze(1), A_log, dt_bias, initial_state, **slots, **options)
     return out, initial_state
@@ -77,22 +78,22 @@ def _update(
     is_kda: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The decodes of a mixed batch, and drafts, which have slots (N, S), one for the state after each token. Tables of slots
-    and counts may have more rows than there are requests."""
-    if is_kda:
-        raise Declined("KDA")
+    and counts may have more rows than there are requests. With `is_kda` a has a gate for every channel."""
     if not inplace_final_state or initial_state is None:
         raise Declined("no pool to write to")
     if (beta, threshold) != (1.0, 20.0):
         raise Declined("another softplus")
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     shape = v.shape
-    a, b = (x.reshape(*shape[:2], -1) for x in (a, b))
+    a, b = a.reshape(*shape[:3], -1) if is_kda else a.reshape(*shape[:2], -1), b.reshape(*shape[:2], -1)
+    if is_kda:
+        A_log, dt_bias = A_log.reshape(-1), dt_bias.reshape(-1)
     if cu_seqlens is not None:
         q, k, v, a, b = (x.squeeze(0) for x in (q, k, v, a, b))
     slots: dict[str, Any] = {
         "state_indices": None if ssm_state_indices is None else ssm_state_indices[:sequences],
         "num_accepted_tokens": None if num_accepted_tokens is None else num_accepted_tokens[:sequences],
-        "null_slot": _NULL_BLOCK,
+        "null_slot": NULL_BLOCK,
     }
     options: dict[str, Any] = {"cu_seqlens": cu_seqlens, "scale": scale, "use_qk_l2norm": use_qk_l2norm_in_kernel}
     output = gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, initial_state, **slots, **options)
@@ -160,77 +161,12 @@ def _chunk_with_checkpoints(
     return output, state
 
 
-# ---- Convolutions. A pool for drafts has more columns; other calls use its first W − 1.
-
-
-def _conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    conv_states: Tensor,
-    query_start_loc: Tensor,
-    cache_indices: Tensor | None = None,
-    has_initial_state: Tensor | None = None,
-    activation: str | bool | None = "silu",
-    pad_slot_id: int = -1,
-    null_block_id: int | None = _NULL_BLOCK,
-    metadata: Any = None,
-    validate_data: bool = False,
-) -> Tensor:
-    """The convolution of prompts x (channels, tokens). Tables of slots and flags may have more rows than there are prompts."""
-    sequences = query_start_loc.shape[0] - 1
-    if cache_indices is not None:
-        cache_indices = cache_indices[:sequences]
-        if null_block_id is not None:
-            cache_indices = torch.where(cache_indices == null_block_id, -1, cache_indices)
-    return gdn_cuda.causal_conv1d(
-        x.unsqueeze(0),
-        weight,
-        bias,
-        activation=_activation(activation),
-        cu_seqlens=query_start_loc,
-        conv_state=conv_states[..., : weight.shape[1] - 1],
-        state_indices=cache_indices,
-        has_initial_state=None if has_initial_state is None else has_initial_state[:sequences],
-    ).squeeze(0)
-
-
-def _conv_update(
-    x: Tensor,
-    conv_state: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: str | bool | None = None,
-    conv_state_indices: Tensor | None = None,
-    num_accepted_tokens: Tensor | None = None,
-    query_start_loc: Tensor | None = None,
-    max_query_len: int = -1,
-    null_block_id: int | None = _NULL_BLOCK,
-    validate_data: bool = False,
-    out: Tensor | None = None,
-) -> Tensor:
-    """The convolution of decodes and drafts; overwrites x if no output is given."""
-    return gdn_cuda.causal_conv1d_update(
-        x,
-        conv_state if num_accepted_tokens is not None else conv_state[..., : weight.shape[1] - 1],
-        weight,
-        bias,
-        _activation(activation),
-        conv_state_indices=conv_state_indices,
-        num_accepted_tokens=num_accepted_tokens,
-        cu_seqlens=query_start_loc,
-        null_slot=null_block_id,
-        out=x if out is None else out,
-    )
+# ---- The norm
 
 
 def _norm(norm: Any, x: Tensor, z: Tensor | None = None) -> Tensor:
     options = {"norm_before_gate": norm.norm_before_gate, "group_size": norm.group_size}
     return gdn_cuda.rms_norm_gated(x, z, norm.weight, norm.eps, norm.activation, **options)
-
-
-def _activation(given: str | bool | None) -> str | None:
-    return given if isinstance(given, str) else "silu" if given else None
 
 
 # ---- What was verified
@@ -255,16 +191,7 @@ _TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
         "state_checkpoints=None, checkpoint_cu_starts=None, checkpoint_every_n_tokens=0, use_cp='auto'",
         _chunk_with_checkpoints,
     ),
-    "causal_conv1d_fn": (
-        "x, weight, bias, conv_states, query_start_loc, cache_indices=None, has_initial_state=None, activation='silu', "
-        "pad_slot_id=-1, null_block_id=0, metadata=None, validate_data=False",
-        _conv,
-    ),
-    "causal_conv1d_update": (
-        "x, conv_state, weight, bias=None, activation=None, conv_state_indices=None, num_accepted_tokens=None, "
-        "query_start_loc=None, max_query_len=-1, null_block_id=0, validate_data=False, out=None",
-        _conv_update,
-    ),
+    **CONVOLUTIONS,
 }
 _NORM = "vllm.model_executor.layers.layernorm:RMSNormGated.forward_cuda"  # called where the norm is not compiled into a graph
 _STEP = f"{_STEP_MODULE}:{_STEP_CLASS}.__call__"
@@ -275,7 +202,7 @@ _MIXER_TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
         "state_dtype=None, final_states_out=None, final_state_indices=None",
         chunk_scan,
     ),
-    **{name: _TARGETS[name] for name in ("causal_conv1d_fn", "causal_conv1d_update")},
+    **CONVOLUTIONS,
 }
 _MIXER_NORM = f"{_MIXER}:Mixer2RMSNormGated.forward_cuda"  # as _NORM
 VERSIONS: verified.Versions = {"0.33.0": "run"}
@@ -286,8 +213,9 @@ _PARTS: dict[str, verified.Targets] = {
         "dst_state_batch_indices=None, null_block_id=0, out=None, num_accepted_tokens=None, cu_seqlens=None, is_blackwell=False"
     },
     "mamba2": {f"{_MIXER}:{name}": expected for name, (expected, _) in _MIXER_TARGETS.items()} | {_MIXER_NORM: "self, x, gate"},
+    **vllm_kda.TARGETS,
 }
-HOST = verified.Host("vllm", "vllm", VERSIONS, _PARTS)
+HOST = verified.Host("vllm", "vllm", VERSIONS, _PARTS, vllm_kda.OPTIONAL)
 
 # ---- install and uninstall
 
@@ -328,10 +256,10 @@ def plugin() -> None:
 
 def _replace_functions(module: ModuleType, targets: dict[str, tuple[str, Callable[..., Any]]]) -> None:
     for name, (_, ours) in targets.items():
-        _replaced.put(module, name, counted(f"vllm.{name}", ours, getattr(module, name)))
+        _replaced.put(module, name, counted(f"vllm.{name.lstrip('_')}", ours, getattr(module, name)))
 
 
-def _replace_method(target: str, counted_as: str, ours: Callable[..., Any]) -> None:
+def _replace_target(target: str, counted_as: str, ours: Callable[..., Any]) -> None:
     owner, name = verified.owner_of(target)
     _replaced.put(owner, name, counted(f"vllm.{counted_as}", ours, getattr(owner, name)))
 
@@ -339,21 +267,36 @@ def _replace_method(target: str, counted_as: str, ours: Callable[..., Any]) -> N
 def _replace_layer(module: ModuleType) -> None:
     verified.check(HOST.parts["gdn"])
     _replace_functions(module, _TARGETS)
-    _replace_method(_NORM, "rms_norm_gated", _norm)
+    _replace_target(_NORM, "rms_norm_gated", _norm)
 
 
 def _replace_step(module: ModuleType) -> None:
     verified.check(HOST.parts["mamba"])
-    _replace_method(_STEP, "selective_state_update", selective_step)
+    _replace_target(_STEP, "selective_state_update", selective_step)
 
 
 def _replace_mixer(module: ModuleType) -> None:
     verified.check(HOST.parts["mamba2"])
     _replace_functions(module, _MIXER_TARGETS)
-    _replace_method(_MIXER_NORM, "rms_norm_gated", mixer2_norm)
+    _replace_target(_MIXER_NORM, "rms_norm_gated", mixer2_norm)
 
 
-_REPLACE = {_MODULE: _replace_layer, _STEP_MODULE: _replace_step, _MIXER: _replace_mixer}
+def _replace_kda(module: ModuleType) -> None:
+    name = module.__name__
+    verified.check(HOST.parts[vllm_kda.PARTS[name]], HOST.optional)
+    _replace_functions(module, vllm_kda.FUNCTIONS[name])
+    if name == vllm_kda.GLM:
+        _replace_target(vllm_kda.GLM_PREFILL, "flashkda_prefill", vllm_kda.flashkda_prefill_of_layer)
+    if name == vllm_kda.K3 and hasattr(*verified.owner_of(vllm_kda.DECODE)):
+        _replace_target(vllm_kda.DECODE, "fused_kda_decode", vllm_kda.decode_layer)
+
+
+_REPLACE = {
+    _MODULE: _replace_layer,
+    _STEP_MODULE: _replace_step,
+    _MIXER: _replace_mixer,
+    **dict.fromkeys(vllm_kda.FUNCTIONS, _replace_kda),
+}
 
 
 @_replaced.whole()

@@ -89,6 +89,13 @@ def gates(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return g, x["b"].double().sigmoid()
 
 
+def channel_gates(raw: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None) -> Tensor:
+    """g (…, HV, K) from raw gates, in fp64."""
+    z = raw.double() + (0 if dt_bias is None else dt_bias.double().view(raw.shape[-2:]))
+    rate = 1 if A_log is None else A_log.double().exp().view(-1, 1)
+    return -rate * F.softplus(z) if lower_bound is None else lower_bound * (rate * z).sigmoid()
+
+
 def l2norm(x: Tensor) -> Tensor:
     x = x.double()
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
@@ -98,14 +105,14 @@ def recurrence(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """The outputs of one sequence, (T, heads, columns), and the states (T, HV, V, K) after every token. HV is the larger number
-    of heads of q and v."""
+    of heads of q and v. Gates g are (T, HV), or (T, HV, K)."""
     q, k, v, g, beta, S = (x.double() for x in (q, k, v, g, beta, state))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     heads = max(q.shape[1], v.shape[1])
     q, k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (q, k, v))
     outputs, states = [v[:0]], [S[None][:0]]
     for t in range(q.shape[0]):
-        S = S * g[t].exp()[:, None, None]
+        S = S * g[t].exp().view(heads, 1, -1)
         error = beta[t, :, None] * (v[t] - torch.einsum("hvk,hk->hv", S, k[t]))
         S = S + torch.einsum("hv,hk->hvk", error, k[t])
         outputs.append(scale * torch.einsum("hvk,hk->hv", S, q[t])[None])

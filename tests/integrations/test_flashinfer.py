@@ -272,7 +272,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def test_install_and_uninstall(host: Any, rng: torch.Generator) -> None:
     before = dict(vars(host))
     replaced = integration.install()
-    assert len(replaced) == 8 and integration.install() == replaced
+    assert len(replaced) == 13 and integration.install() == replaced
     assert host.chunk_gated_delta_rule(**prompts(rng) | {"output_final_state": False}).shape == (OFFSETS[-1], HV, V)
     assert integrations.calls() == {"flashinfer.chunk_gated_delta_rule": {"gdn_cuda": 1}}
     integration.uninstall()

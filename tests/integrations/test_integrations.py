@@ -16,7 +16,7 @@ import pytest
 from gdn_cuda import compat, integrations
 from gdn_cuda.cli import doctor
 from gdn_cuda.hosts import verified
-from gdn_cuda.integrations import counted, requested
+from gdn_cuda.integrations import counted, requested, vllm_kda
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -117,7 +117,7 @@ def test_the_guide_lists_all_releases() -> None:
     for package, version, _, _ in rows:
         newest.setdefault(package, version)
     assert newest == {host.package: host.newest for host in hosts}
-    assert f"94, of {len(module('transformers').MODELS)} models" in text
+    assert f"100, of {len(module('transformers').MODELS)} models" in text
 
 
 # ---- doctor
@@ -169,6 +169,8 @@ def test_doctor_counts_a_refusal_as_a_problem_and_an_absent_library_as_none(monk
     step = modules[module("vllm")._STEP_MODULE].TritonSSUBackend
     monkeypatch.setattr(step, "__call__", fake_hosts.function("__call__", "self, x"))
     modules[module("vllm")._MIXER].causal_conv1d_fn = fake_hosts.function("causal_conv1d_fn", "x")
+    for kda, functions in vllm_kda.FUNCTIONS.items():
+        setattr(modules[kda], next(iter(functions)), fake_hosts.function("f", "x"))
     lines = doctors_lines()
     assert (lines["integration flashinfer"].status, lines["integration flashinfer"].found) == (
         *("note", "flashinfer-python is not installed"),
@@ -179,7 +181,7 @@ def test_doctor_counts_a_refusal_as_a_problem_and_an_absent_library_as_none(monk
     assert refused.status == "problem" and refused.found.startswith(
         "vllm 0.34.0 is refused: vllm.model_executor.layers.mamba.gdn"
     )
-    assert refused.found.endswith("got (x); and 3 more") and "expected (x, weight, bias, conv_states" in refused.found
+    assert refused.found.endswith("got (x); and 7 more") and "expected (x, weight, bias, conv_states" in refused.found
     assert refused.fix == "pip install 'vllm==0.33.0'; with this version vllm runs its own kernels"
 
 
@@ -187,7 +189,7 @@ def test_a_model_of_transformers_that_differs_is_a_note(monkeypatch: pytest.Monk
     modules = fake_hosts.make(monkeypatch, module("transformers").HOST, "5.99.0")
     modules["transformers.models.jamba.modeling_jamba"].causal_conv1d_fn = fake_hosts.function("causal_conv1d_fn", "x")
     check = doctors_lines()["integration transformers"]
-    assert check.status == "note" and "93 functions that are replaced have the parameters" in check.found
+    assert check.status == "note" and "99 functions that are replaced have the parameters" in check.found
     assert "left as they are: jamba: transformers.models.jamba.modeling_jamba:causal_conv1d_fn: expected (hidden" in check.found
 
 

@@ -235,7 +235,8 @@ def first(name: str, **more: Any) -> dict[str, Any]:
         ("target_verify", {"retrieve_parent_token": torch.zeros(3, 3), "cache_steps": 4}, "a tree of drafts in sequences of"),
         ("packed_decode", {"replayssm_write_pos": torch.zeros(5)}, "ReplaySSM"),
         ("decode", {"cache_indices": torch.zeros(2, dtype=torch.int32)}, "more than one token a sequence"),
-        ("packed_decode", {"a": torch.zeros(3, 4)}, "fused_decode: a: expected"),
+        ("packed_decode", {"a": torch.zeros(3, 4)}, "a or b has another size"),
+        ("packed_decode", {"A_log": torch.zeros(3), "dt_bias": torch.zeros(3)}, "fused_decode: A_log: expected"),
     ],
 )
 def test_declined_calls_reach_the_class_that_was_replaced(name: str, more: dict[str, Any], reason: str, kernel: Any) -> None:
@@ -287,7 +288,9 @@ def test_deterministic_inference(asked: bool, kernel: Any, monkeypatch: pytest.M
 def test_install_replaces_the_class_wherever_it_is(host: ModuleType) -> None:
     replaced = integration.install()
     classes = {f"{module}.TritonGDNKernel" for module in (integration._MODULE, host.__name__)}
-    mamba = {*integration.HOST.parts["mamba"], *integration.HOST.parts["mamba2"]}
+    classes.add(f"{integration._KDA_MODULE}.TritonKDAKernel")
+    functions = {target for target in integration.HOST.targets if integration._KDA_LAYER in target}
+    mamba = {*integration.HOST.parts["mamba"], *integration.HOST.parts["mamba2"], *functions}
     others = {target.replace(":", ".") for target in mamba} | {f"{host.__name__}.{name}" for name in integration._CONVOLUTIONS}
     assert set(replaced) == classes | others
     assert integration.install() == replaced  # a second call changes nothing

@@ -279,6 +279,20 @@ def kda_rule() -> Arguments:
     return x | {"g": -x["g"].abs(), "output_final_state": True}
 
 
+def kda_tokens() -> Arguments:
+    """FlashInfer's call of a token of each sequence."""
+    x = by_name(q=(2, 1, 2, 4), k=(2, 1, 2, 4), v=(2, 1, 2, 4), g=(2, 1, 2, 4), beta=(2, 1, 2), initial_state=(2, 2, 4, 4))
+    raw = {"use_gate_in_kernel": True, "beta_is_logit": True, "output_final_state": True}
+    return x | by_name(A_log=(2,), dt_bias=(8,)) | raw
+
+
+def kda_layer() -> Arguments:
+    x = by_name(x=(2, 192), weight=(3, 4, 64), conv_state=(3, 192, 3), raw_gate=(1, 2, 1, 64), raw_beta=(1, 2, 1))
+    x |= by_name(A_log=(1,), dt_bias=(64,), state=(3, 1, 64, 64), output_gate=(2, 1, 64), norm_weight=(64,))
+    x |= {name: x[name].to(bf16) for name in ("x", "output_gate")}
+    return x | {"state_indices": torch.tensor([1, 2], dtype=torch.int32)}
+
+
 def griffin(**x: Tensor) -> Any:
     module = SimpleNamespace(num_attention_heads=2, block_width=3, recurrent_states=None, **x)
     activations = module.__dict__.pop("activations")
@@ -439,7 +453,11 @@ CALLS: dict[Function, list[Call]] = {
         call_of(flashinfer.gated_delta_rule_decode_pretranspose, flashinfer_decode, ("state",), DECODE)
     ],
     flashinfer.gated_delta_rule_mtp: [call_of(flashinfer.gated_delta_rule_mtp, flashinfer_drafts, ("initial_state",), DECODE)],
+    flashinfer.recurrent_kda: [call_of(flashinfer.recurrent_kda, kda_tokens, ("initial_state",), DECODE)],
+    flashinfer.fused_kda_decode: [call_of(flashinfer.fused_kda_decode, kda_layer, ("conv_state", "state"), "kda_decode_layer")],
 }
+# Those that refuse inputs that require a gradient.
+REFUSALS: dict[Function, Call] = {fla_names.chunk_kda: call_of(fla_names.chunk_kda, kda_rule)}
 for _function in (structured_functions.cauchy_mult, structured_functions.cauchy_mult_keops):
     CALLS[_function] = [call_of(_function, lambda: POLES)]
 for _function in (conv_names.causal_conv1d_update, conv_names.causal_conv1d_update_ref):
@@ -456,6 +474,12 @@ def test_functions_without_examples(call: Call) -> None:
     assert not lost(call)
 
 
+@pytest.mark.parametrize("function", REFUSALS)
+def test_functions_that_refuse_gradients(function: Function) -> None:
+    with pytest.raises(ValueError, match=rf"{function.__name__}: .* where an input requires a gradient"):
+        lost(REFUSALS[function])
+
+
 def public_functions() -> dict[Function, str]:
     """The functions of the package, of compat's modules and of FlashInfer's names, each once."""
     found = {getattr(gdn_cuda, name): name for name in gdn_cuda.__all__ if name not in WITHOUT_HISTORY}
@@ -468,6 +492,6 @@ def public_functions() -> dict[Function, str]:
 
 
 def test_every_public_function_has_a_case() -> None:
-    tested = {case.function for case in EXAMPLES.values()} | set(CALLS)
+    tested = {case.function for case in EXAMPLES.values()} | set(CALLS) | set(REFUSALS)
     assert not [name for function, name in public_functions().items() if function not in tested]
     assert {name for name in DECLARATIONS if name in gdn_cuda.__all__} <= {case.function.__name__ for case in EXAMPLES.values()}

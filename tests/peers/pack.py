@@ -1,8 +1,9 @@
 """Packs other libraries' tests, and the modules of those libraries that they import, into .carry/peers.tar.xz for
 `tests/gpu_session.sh OUT peers`. The pack is not committed.
 
-    python tests/peers/pack.py --fla GIT --fla-core WHEEL --flashqla GIT --flashinfer GIT --vllm SDIST --sglang WHEEL \\
-        --sglang-tests FOLDER --sglang-mamba-tests FOLDER --causal-conv1d SDIST --mamba-ssm GIT
+    python tests/peers/pack.py --fla GIT --fla-core WHEEL --flashqla GIT --flashkda GIT --flashinfer GIT --vllm SDIST \\
+        --sglang WHEEL --sglang-tests FOLDER --sglang-mamba-tests FOLDER --sglang-kda-tests FOLDER --causal-conv1d SDIST \\
+        --mamba-ssm GIT
 
 Each source is a git directory or checkout (its HEAD is read), an sdist, a wheel, or a folder. Only the named ones are packed.
 Tested with:
@@ -10,11 +11,13 @@ Tested with:
     fla            https://github.com/fla-org/flash-linear-attention at bc3b101
     fla-core       pip download --no-deps fla-core==0.6.0
     flashqla       https://github.com/QwenLM/FlashQLA at c18a486
+    flashkda       https://github.com/MoonshotAI/FlashKDA at 1ce47ea
     flashinfer     https://github.com/flashinfer-ai/flashinfer at fb28d72
     vllm           the sdist vllm-0.33.0.tar.gz of PyPI, or a checkout of v0.33.0
     sglang         pip download --no-deps sglang==0.5.23
     sglang-tests   https://github.com/sgl-project/sglang at 06ab04a, for the tests that the wheel lacks
     sglang-mamba-tests  the same repository, at 0465eeb and 05f70dc
+    sglang-kda-tests  the same repository, at 05f70dc
     causal-conv1d  pip download --no-deps --no-binary :all: --no-build-isolation causal-conv1d==1.7.0
     mamba-ssm      https://github.com/state-spaces/mamba at e9594ce
 
@@ -40,6 +43,7 @@ _SGLANG = "sglang/kernels/ops/attention"
 PARTS: dict[str, list[tuple[str, str]]] = {
     "fla": [
         ("tests/ops/test_gdn.py", "peer_fla"),
+        ("tests/ops/test_kda.py", "peer_fla_kda"),
         ("tests/context_parallel/test_cp_conv.py", "peer_fla_cp"),
         ("tests/context_parallel/test_cp_gdn.py", "peer_fla_cp"),
     ],
@@ -49,7 +53,10 @@ PARTS: dict[str, list[tuple[str, str]]] = {
         ("tests/test_gdr_unit.py", "peer_flashqla"),
         ("flash_qla/utils/*.py", "site"),
     ],
+    "flashkda": [("tests/test_fwd.py", "peer_flashkda")],
     "flashinfer": [
+        ("tests/kda/test_fused_kda_decode.py", "peer_flashinfer_kda"),
+        ("tests/kda/test_recurrent_kda.py", "peer_flashinfer_kda"),
         ("tests/gdn/conftest.py", "peer_flashinfer"),
         ("tests/gdn/reference_delta_rule.py", "peer_flashinfer"),
         ("tests/gdn/test_decode_delta_rule.py", "peer_flashinfer"),
@@ -70,6 +77,12 @@ PARTS: dict[str, list[tuple[str, str]]] = {
         ("tests/kernels/mamba/test_mamba_ssm_ssd.py", "peer_vllm"),
         ("tests/kernels/mamba/test_mamba_ssm_ssd.py", "site"),  # the checkpoints' tests import it by this path
         ("tests/kernels/mamba/utils.py", "site"),
+        ("tests/models/glm5next/test_kda_recurrent.py", "peer_vllm_kda"),
+        ("tests/models/kimi_k3/test_kda.py", "peer_vllm_kda"),
+        ("vllm/models/glm5next/nvidia/ops/third_party/kda/*.py", "site"),
+        ("vllm/models/kimi_k3/nvidia/ops/third_party/kda/*.py", "site"),
+        ("vllm/model_executor/layers/mamba/kda_checkpoint.py", "site"),
+        ("vllm/model_executor/layers/mamba/ops/gather_initial_states.py", "site"),
         ("vllm/model_executor/layers/mamba/checkpoint.py", "site"),
         ("vllm/model_executor/layers/mamba/ops/causal_conv1d.py", "site"),
         ("vllm/model_executor/layers/mamba/ops/mamba_ssm.py", "site"),
@@ -86,6 +99,7 @@ PARTS: dict[str, list[tuple[str, str]]] = {
         ("sglang/kernels/ops/mamba/triton_ops/*.py", "site"),
         ("sglang/srt/layers/attention/mamba/mamba2_metadata.py", "site"),
         ("sglang/srt/layers/attention/linear/kernels/gdn_triton.py", "site"),
+        ("sglang/srt/layers/attention/linear/kernels/kda_triton.py", "site"),
         ("sglang/srt/layers/attention/linear/kernels/kernel_backend.py", "site"),
     ],
     "sglang-tests": [
@@ -96,6 +110,7 @@ PARTS: dict[str, list[tuple[str, str]]] = {
         ("test/registered/layers/mamba/test_mamba_ssm.py", "peer_sglang_mamba"),
         ("test/registered/layers/mamba/test_mamba_ssm_ssd.py", "peer_sglang_mamba"),
     ],
+    "sglang-kda-tests": [("test/registered/attention/test_kda_kernels.py", "peer_sglang_kda")],
     "causal-conv1d": [("tests/test_causal_conv1d.py", "peer_causal_conv1d"), ("causal_conv1d/*.py", "site")],
     "mamba-ssm": [
         ("tests/ops/triton/test_selective_state_update.py", "peer_mamba_ssm"),

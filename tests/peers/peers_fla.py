@@ -58,12 +58,21 @@ def adapt(module: ModuleType) -> None:
     module.IS_NPU = True  # otherwise tests of grouped heads are skipped, because a backend that is not installed lacks them
     module.assert_close = _counted(module.assert_close)
     for name in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
-        setattr(module, name, _compared(getattr(module, name), module))
+        setattr(module, name, compared(getattr(module, name), module, "naive_recurrent_gated_delta_rule", _is_of_two_forms))
     module._flash_qla_run = lambda monkeypatch, **arguments: module.chunk_gated_delta_rule(**arguments)
+    without_skips(module, "FlashQLA")
+
+
+def without_skips(module: ModuleType, backend: str) -> None:
+    """Runs the tests of another backend of the dispatch, which FLA skips if it is not installed."""
     for function in vars(module).values():
         marks = getattr(function, "pytestmark", None)
         if isinstance(marks, list):
-            function.pytestmark = [mark for mark in marks if not str(mark.kwargs.get("reason", "")).startswith("FlashQLA")]
+            function.pytestmark = [mark for mark in marks if not str(mark.kwargs.get("reason", "")).startswith(backend)]
+
+
+def _is_of_two_forms() -> bool:
+    return _test in _TWO_FORMS
 
 
 def _counted(assert_close: Callable[..., None]) -> Callable[..., None]:
@@ -74,21 +83,25 @@ def _counted(assert_close: Callable[..., None]) -> Callable[..., None]:
     return compare
 
 
-def _compared(function: Callable[..., Any], module: ModuleType) -> Callable[..., Any]:
-    def call(**given: Any) -> Any:
-        output, state = function(**given)
-        if _test in _TWO_FORMS and not any(given.get(form) for form in _FORMS):
+def compared(
+    function: Callable[..., Any], module: ModuleType, naive: str, is_of_two_forms: Callable[[], bool]
+) -> Callable[..., Any]:
+    """Compares the plain form of a call with FLA's naive function, in tests that compare two forms of it."""
+
+    def call(*args: Any, **given: Any) -> Any:
+        output, state, *rest = function(*args, **given)
+        if is_of_two_forms() and not any(given.get(form) for form in _FORMS):
             with torch.no_grad():
-                expected, final = _naive(module, **given)
+                expected, final = _naive(getattr(module, naive), **given)
                 module.assert_close("o, naive", expected, output.detach(), 0.005)
                 module.assert_close("ht, naive", final, state.detach(), 0.005)
-        return output, state
+        return output, state, *rest
 
     return call
 
 
 def _naive(
-    module: ModuleType,
+    naive: Callable[..., Any],
     q: Any,
     k: Any,
     v: Any,
@@ -99,7 +112,7 @@ def _naive(
     cu_seqlens: Any = None,
     use_qk_l2norm_in_kernel: bool = False,
     output_final_state: bool = True,
-    **forms: bool,
+    **forms: Any,
 ) -> tuple[Any, Any]:
     if use_qk_l2norm_in_kernel:
         q, k = F.normalize(q.float(), dim=-1), F.normalize(k.float(), dim=-1)
@@ -111,7 +124,7 @@ def _naive(
         start = initial_state if offsets is None else initial_state[n : n + 1]
         given = {name: x[:, tokens] for name, x in {"q": q, "k": k, "v": v, "g": g, "beta": beta}.items()}
         more = {"scale": scale, "initial_state": start, "output_final_state": True}
-        output, state = module.naive_recurrent_gated_delta_rule(**given, **more)
+        output, state = naive(**given, **more)
         outputs.append(output)
         states.append(state)
     return torch.cat(outputs, 1), torch.cat(states)

@@ -36,8 +36,8 @@ from gdn_cuda import integrations
 from gdn_cuda.integrations import counted
 
 SUITES = (
-    *("fla", "fla_cp", "flashqla", "flashinfer", "flashinfer_mamba", "vllm", "sglang", "sglang_mamba"),
-    *("causal_conv1d", "mamba_ssm"),
+    *("fla", "fla_cp", "fla_kda", "flashqla", "flashkda", "flashinfer", "flashinfer_kda", "flashinfer_mamba"),
+    *("vllm", "vllm_kda", "sglang", "sglang_kda", "sglang_mamba", "causal_conv1d", "mamba_ssm"),
 )
 _suites: dict[str, ModuleType] = {}
 _adapted: set[ModuleType] = set()

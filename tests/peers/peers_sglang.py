@@ -46,7 +46,7 @@ def stand_ins() -> None:
     )
     release = tuple(int(part) for part in torch.__version__.partition("+")[0].split(".")[:2])
     hosts.module("sglang.srt.utils.common", torch_release=release, is_hip=hosts.no)
-    hosts.module("sglang.kernels.jit.utils", is_arch_support_pdl=hosts.no)
+    hosts.names_alone("sglang.kernels.jit.utils", is_arch_support_pdl=hosts.no)
     registers = ("register_amd_ci", "register_cuda_ci", "register_xpu_ci")
     hosts.module("sglang.test.ci.ci_register", **dict.fromkeys(registers, hosts.no))
 

@@ -9,6 +9,7 @@ scans and steps are in torch.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import sys
 from contextlib import nullcontext
@@ -70,7 +71,7 @@ def stand_ins() -> None:
     platform.device_type = peers_cpu.DEVICE  # type: ignore[attr-defined]
     hosts.module("vllm.platforms", current_platform=platform)
     hosts.module("vllm.triton_utils", triton=triton, tl=tl, tldevice=libdevice, HAS_TRITON=True)
-    hosts.module("vllm.utils.math_utils", cdiv=triton.cdiv, next_power_of_2=triton.next_power_of_2)
+    hosts.module("vllm.utils.math_utils", cdiv=triton.cdiv, next_power_of_2=triton.next_power_of_2, RCP_LN2=1 / math.log(2))
     hosts.module("vllm.utils.torch_utils", set_random_seed=_seed, async_tensor_h2d=_host)
     hosts.module("vllm.utils.platform_utils", get_device_name_as_file_name=lambda: "this GPU")
     hosts.module("vllm.utils.gpu_sync_debug", gpu_sync_allowed=nullcontext)
