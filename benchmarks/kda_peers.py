@@ -1,4 +1,4 @@
-"""Other libraries' Kimi Delta Attention on one GPU, in one run: the table to have before kernels are written.
+"""Kimi Delta Attention of this library and of others on one GPU, in one run.
 
     python benchmarks/kda_peers.py [--json FILE] [--limit SECONDS] [--skip FLA,...]
 
@@ -164,7 +164,7 @@ def check_training(run: Run, peer: str) -> None:
         x = with_grads(inputs(checked(peer), kind))
         found = calls.TRAINING[peer](x)
         gradients = found.read(found.call())
-        raw = peer == "FLA"
+        raw = "given" not in peer
         given = x if raw else prepared(x)
         exact = {name: t.double() if torch.is_tensor(t) and t.is_floating_point() else t for name, t in given.items()}
         names = ("query", "key", "value", "a", "b", "state") if raw else (*calls.TRAINED, "state")
@@ -391,10 +391,11 @@ def measure(run: Run, folder: Path, compiling: list[Any], checking: dict[str, An
     for heads, batch in DECODED:
         decode(run, heads, batch)
     run.note("decode")
-    if "cuDNN" not in run.skip:
-        for shape in TRAINED:
-            training(run, shape, "cuDNN, g given")
-        run.note("cuDNN's backward")
+    for peer in run.here(calls.TRAINING):
+        if peer != "FLA":
+            for shape in TRAINED:
+                training(run, shape, peer)
+    run.note("backward without FLA")
     if "FLA" not in run.skip:
         measure_fla(run, folder, compiling, shapes)
 

@@ -1,4 +1,4 @@
-"""Other libraries' Kimi Delta Attention: a call each, and what it returned as output (tokens, heads, 128) and states.
+"""Kimi Delta Attention of this library and of others: calls, which return an output (tokens, heads, 128) and states.
 
 What a library expects its caller to do (norms, gates, sigmoid, casts) is done before the call and not timed; peers differ in
 this, and the table names it. Native libraries are those that benchmarks/kda_peers_pack.py built.
@@ -16,9 +16,32 @@ import torch
 from kda_peers_inputs import SCALE, D, Inputs, prepared
 from torch import Tensor
 
+import gdn_cuda
 from gdn_cuda.operators.measure import Absent, Peer, import_peer
 
 # ---- Prefill
+
+
+def own(x: Inputs) -> Peer:
+    """Norms, gates and sigmoid inside."""
+    arguments = own_arguments(x)
+    heads = x["value"].shape[1]
+
+    def call() -> Any:
+        with torch.no_grad():
+            return gdn_cuda.chunked_forward(**arguments)
+
+    return Peer(call, lambda returned: (returned[0].reshape(-1, heads, D), returned[1]))
+
+
+def own_arguments(x: Inputs) -> Inputs:
+    names = {"query": "query", "key": "key", "value": "value", "beta": "b", "gate": "a"}
+    if x["packed"]:
+        tokens = {name: x[given] for name, given in names.items()} | {"cu_seqlens": x["offsets"]}
+    else:
+        tokens = {name: x[given].unflatten(0, (x["batch"], -1)) for name, given in names.items()}
+    gates = {name: x[name] for name in ("A_log", "dt_bias", "lower_bound")}
+    return tokens | gates | {"state": x["state"], "use_qk_l2norm": True, "beta_is_logit": True}
 
 
 def fla(x: Inputs) -> Peer:
@@ -149,6 +172,7 @@ def native(name: str) -> Path:
 
 
 PREFILL = {
+    "gdn_cuda": own,
     "FlashKDA": flash_kda,
     "cuDNN": cudnn_raw,
     "cuDNN, g given": cudnn_given,
@@ -158,6 +182,21 @@ PREFILL = {
 
 
 # ---- Forward and backward: a call of both, and its gradients of q, k, v, the gate, beta and the states
+
+
+def own_training(x: Inputs) -> Peer:
+    arguments = own_arguments(x)
+    names = ("query", "key", "value", "gate", "beta", "A_log", "dt_bias", "state")
+    leaves = {name: arguments[name].detach().clone().requires_grad_() for name in names}
+    grads = [x["grad_out"].view_as(arguments["value"]), x["grad_states"]]
+
+    def call() -> Any:
+        return torch.autograd.grad(gdn_cuda.chunked_forward(**(arguments | leaves)), list(leaves.values()), grads)
+
+    def read(found: Any) -> Any:
+        return [*(t.view_as(x[name]) for t, name in zip(found, ("query", "key", "value", "a", "b"), strict=False)), found[-1]]
+
+    return Peer(call, read)
 
 
 def fla_training(x: Inputs) -> Peer:
@@ -191,10 +230,30 @@ def cudnn_training(x: Inputs) -> Peer:
 
 
 TRAINED = ("query", "key", "value", "g", "beta")
-TRAINING = {"cuDNN, g given": cudnn_training, "FLA": fla_training}
+TRAINING = {"gdn_cuda": own_training, "cuDNN, g given": cudnn_training, "FLA": fla_training}
 
 
 # ---- Decode: one token, states in a pool, in place
+
+
+def own_layer(x: Inputs) -> Peer:
+    """kda_decode_layer: convolutions, gates, step and norm."""
+    arguments = {
+        "conv_weight": x["weight"],
+        "A_log": x["A_log"],
+        "dt_bias": x["dt_bias"],
+        "lower_bound": x["lower_bound"],
+        "z": x["output_gate"].flatten(1),
+        "norm_weight": x["norm_weight"],
+        "conv_pool": x["conv_pool"],
+        "state_pool": x["pool"],
+        "state_indices": x["slots"],
+    }
+
+    def call() -> Any:
+        return gdn_cuda.kda_decode_layer(x["x"], x["a"], x["b"], **arguments)
+
+    return Peer(call, lambda returned: (returned.view_as(x["output_gate"]), x["pool"][x["slots"].long()]))
 
 
 def fla_step(x: Inputs) -> Peer:
@@ -279,4 +338,4 @@ def vllm_layer(x: Inputs) -> Peer:
     return Peer(call, lambda returned: (returned[0], returned[1][x["slots"].long()]))
 
 
-STEPS = {"FLA step": fla_step, "FlashInfer layer": flashinfer_layer, "vLLM layer": vllm_layer}
+STEPS = {"gdn_cuda layer": own_layer, "FLA step": fla_step, "FlashInfer layer": flashinfer_layer, "vLLM layer": vllm_layer}
