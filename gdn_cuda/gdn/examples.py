@@ -47,22 +47,27 @@ def recurrent(
     return make
 
 
-def recurrent_channels(
-    packed: bool = False, raw: bool = True, linear: bool = False, **more: Any
-) -> Callable[[int, int, int], Arguments]:
-    """A gate for every channel of the key."""
+Make = Callable[[int, int, int], Arguments]
+
+
+def with_channels(make_inputs: Make, raw: bool = True, linear: bool = False, **more: Any) -> Make:
+    """The call with a gate for every channel of the key."""
 
     def make(B: int, T: int, seed: int) -> Arguments:
-        inputs = gdn(B, T, seed, packed)
+        inputs = make_inputs(B, T, seed)
         gate = random(*inputs["value"].shape[:-1], DK, seed=seed + 1, dtype=torch.bfloat16 if raw else torch.float32)
         if raw:
             bias = random(HV, DK, seed=seed + 2)
-            inputs |= {"dt_bias": bias.flatten() if packed else bias, "beta_is_logit": True}
+            inputs |= {"dt_bias": bias.flatten() if "cu_seqlens" in inputs else bias, "beta_is_logit": True}
         else:
             gate = gate.sigmoid() if linear else -gate.abs()
         return inputs | {"gate": gate, "gate_is_linear": linear} | more
 
     return make
+
+
+def recurrent_channels(packed: bool = False, **options: Any) -> Make:
+    return with_channels(lambda B, T, seed: gdn(B, T, seed, packed), **options)
 
 
 # ---- fused_decode
@@ -357,6 +362,14 @@ def _cases() -> Iterator[Case]:
     yield Case("chunked-pool", gdn_cuda.chunked_forward, chunked_pool(checkpoint_every=CHUNK))
     pool_packed = chunked_pool(packed=True, pool=bf16, checkpoint_every=CHUNK)
     yield Case("chunked-pool-packed", gdn_cuda.chunked_forward, pool_packed, packed=True)
+
+    yield Case("chunked-channels", gdn_cuda.chunked_forward, with_channels(chunked(checkpoint_every=CHUNK), raw=False))
+    raw_channels = with_channels(chunked(state=None, use_qk_l2norm=True), A_log=rates)
+    yield Case("chunked-channels-raw", gdn_cuda.chunked_forward, raw_channels)
+    bound_channels = with_channels(chunked_pool(packed=True, checkpoint_every=CHUNK), lower_bound=-5.0)
+    yield Case("chunked-channels-pool-packed", gdn_cuda.chunked_forward, bound_channels, packed=True)
+    linear_channels = with_channels(chunked(packed=True), raw=False, linear=True)
+    yield Case("chunked-channels-linear", gdn_cuda.chunked_forward, linear_channels, packed=True)
 
     yield Case("recurrent-by-engine", gdn_cuda.recurrent_forward, recurrent_by_engine)
     yield Case("decode-by-engine", gdn_cuda.fused_decode, decode_by_engine)

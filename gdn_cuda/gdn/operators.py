@@ -349,6 +349,7 @@ class _ChunkedOptions(TypedDict, total=False):
     beta_is_logit: bool
     allow_negative_eigenvalues: bool
     gate_is_linear: bool
+    lower_bound: float | None
     has_initial_state: Tensor | None
     write_indices: Tensor | None
     update_state: bool
@@ -442,6 +443,7 @@ def chunked_forward(
     beta_is_logit: bool = False,
     allow_negative_eigenvalues: bool = False,
     gate_is_linear: bool = False,
+    lower_bound: float | None = None,
     has_initial_state: Tensor | None = None,
     write_indices: Tensor | None = None,
     update_state: bool = True,
@@ -457,6 +459,7 @@ def chunked_forward(
     Formula:
         S ← exp(gate)·S        v' = beta·(v − S k)        S ← S + v' kᵀ        output = scale · S q
         64 tokens at once, with T = (I + A)⁻¹, A_ij = beta_i (k_i·k_j) exp(G_i − G_j) below the diagonal, G the sum of gates
+        with a gate for every channel of the key (Kimi Delta Attention): S ← S·diag(exp(gate)) first
 
     Shapes:
         query, key, value, beta, gate, state, cu_seqlens, has_initial_state: as in `recurrent_forward`
@@ -473,7 +476,8 @@ def chunked_forward(
         chunk_indices, cu_chunks: (sequence, chunk) pairs and (B + 1,): accepted and not read, as the device computes them
 
     Parameters:
-        scale, A_log, dt_bias, gate_is_linear, beta_is_logit, allow_negative_eigenvalues, out: as in `recurrent_forward`
+        scale, A_log, dt_bias, lower_bound, gate_is_linear, beta_is_logit, allow_negative_eigenvalues, out: as in
+          `recurrent_forward`
         use_qk_l2norm: whether each row of q and k is divided by √(Σ x² + 1e-6)
         output_final_state: False: None is returned as final_state; a pool is written nevertheless
         state_dtype: fp32, bf16 or fp16, for final_state and checkpoints that are allocated; with a pool None, or its dtype
@@ -491,11 +495,13 @@ def chunked_forward(
     or packed with; what that costs depends on the batch (docs/numerics.md).
 
     Edge cases:
-        A gate of −∞ is an exact reset (docs/numerics.md).
+        A gate of −∞ is an exact reset (docs/numerics.md); of a channel, for its column of the state.
         A sequence of no tokens returns the state it starts from. Its slot in a pool becomes 0 if has_initial_state is False;
         its slot in write_indices becomes a copy of that state; no other slot is read or written.
         Query, key, value, beta, gate, state, A_log and dt_bias have gradients, of their own dtype. All are summed in a fixed
           order, so two runs have the same bits. Those that no input requires are not computed.
+        A gate for every channel has no gradients yet: an input that requires one is refused, and forward="recurrent" too, as
+          `recurrent_forward` computes the same.
         With an input that requires a gradient, all results are new: `out`, `final_state`, `state_indices`, `write_indices`,
           `checkpoint_every` and its buffers are refused, as with forward="recurrent". Gradients of gradients, forward mode and
           torch.vmap are refused.

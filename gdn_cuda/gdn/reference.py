@@ -3,9 +3,9 @@
 Any device, any float dtype, differentiable. Arithmetic is in fp32, or in fp64 if an input or `compute_dtype` is fp64; results
 are returned in that dtype and callers round them.
 
-Shapes: query, key (B,T,Hk,dk), value (B,T,Hv,dv), beta, gate (B,T,Hv), state (B,Hv,dv,dk). In the recurrence the gate may have
-a value for every channel of the key, (B,T,Hv,dk): Kimi Delta Attention. Packed tensors have no B: the tokens
-of all sequences in order are the first dimension N, and cu_seqlens (B+1) is given. Value head h reads key head h // (Hv / Hk).
+Shapes: query, key (B,T,Hk,dk), value (B,T,Hv,dv), beta, gate (B,T,Hv), state (B,Hv,dv,dk). In the recurrence and `chunked` the
+gate may have a value for every channel of the key, (B,T,Hv,dk): Kimi Delta Attention. Packed tensors have no B: the tokens of
+all sequences in order are the first dimension N, and cu_seqlens (B+1) is given. Value head h reads key head h // (Hv / Hk).
 In the recurrence and the chunked form query may have more heads, Hq, a multiple of value's: key then has those of value, and
 everything else those of query; head h reads head h // (Hq / Hv) of key and value.
 Tokens after cu_seqlens[-1] belong to no sequence: their output is zero.
@@ -189,7 +189,8 @@ def chunked(
     chunk: int = CHUNK,
     output_final_state: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same results, `chunk` tokens at a time, by `chunk_u_w`, `chunk_states` and `chunk_outputs`.
+    """The same results, `chunk` tokens at a time, by `chunk_u_w`, `chunk_states` and `chunk_outputs`; token by token with a gate
+    for every channel of the key.
 
     Returns output, final state and checkpoints (total,Hv,dv,dk): the states after every `checkpoint_every` tokens (a multiple
     of `chunk`; 0 means none), floor(length / checkpoint_every) for each sequence, in sequence order. Without
@@ -216,12 +217,16 @@ def _chunked(x: _Inputs, checkpoint_every: int, chunk: int) -> tuple[Tensor, Ten
     state = x.state
     outputs, checkpoints = [torch.zeros_like(x.v[:, :0])], [state[:, None][:, :0]]
     tokens, span = x.v.shape[1], _CHUNKS_AT_ONCE * chunk
+    has_channel_gates = x.gate.dim() > x.beta.dim()
     for first in range(0, tokens, span):
         last = min(first + span, tokens)
         group = x.part(first, last, state)
-        output, after = _chunks_at_once(group, chunk)
-        if bool((group.gate.exp() == 0).any()) and not bool(output.isfinite().all() & after.isfinite().all()):
+        if has_channel_gates:
             output, after = _chunks_by_token(group, chunk)
+        else:
+            output, after = _chunks_at_once(group, chunk)
+            if bool((group.gate.exp() == 0).any()) and not bool(output.isfinite().all() & after.isfinite().all()):
+                output, after = _chunks_by_token(group, chunk)
         outputs.append(output)
         state = after[:, -1]
         ends = range(first + chunk, last + 1, chunk)
@@ -242,7 +247,8 @@ def _chunks_at_once(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
 
 
 def _chunks_by_token(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
-    """`_chunks_at_once` by the recurrence: in the chunked form infinities and NaN would pass a reset, as 0 · inf is NaN."""
+    """`_chunks_at_once` by the recurrence: in the chunked form infinities and NaN would pass a reset, as 0 · inf is NaN; and with
+    a gate for every channel its scores would have a decay for each."""
     outputs, states = [], [x.state]
     for first in range(0, x.v.shape[1], chunk):
         output, state, _ = _recurrence(x.part(first, first + chunk, states[-1]), keep_steps=False)

@@ -234,6 +234,7 @@ def with_gradients(
     beta_is_logit: bool,
     allow_negative_eigenvalues: bool,
     gate_is_linear: bool,
+    lower_bound: float | None,
     has_initial_state: Tensor | None,
     write_indices: Tensor | None,
     update_state: bool,
@@ -253,6 +254,10 @@ def with_gradients(
     for argument, given in written.items():
         if given is not None:
             refuse(_NAME, argument, f"None {why}", "a tensor" if isinstance(given, Tensor) else type(given).__name__)
+    if isinstance(gate, Tensor) and isinstance(value, Tensor) and gate.dim() == value.dim():
+        refuse(_NAME, "gate", f"a gate for each head, (…, Hv), {why}", tuple(gate.shape))
+    if lower_bound is not None:
+        refuse(_NAME, "lower_bound", f"None {why}", lower_bound)
     if checkpoint_every:
         refuse(_NAME, "checkpoint_every", f"0 {why}", checkpoint_every)
     if not update_state:

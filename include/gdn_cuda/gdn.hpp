@@ -83,6 +83,7 @@ struct GDN_HOLDS_TENSORS ChunkedForward {
     int64_t checkpoint_every = 0;
     bool deterministic = false;  // a sequence has the same bits in any batch: docs/numerics.md
     GateOptions gates = {};
+    GateBound bound = {};
     OptionalTensor has_initial_state = {};
     OptionalWritten final_state = {}, checkpoints = {}, states_before = {};
     Output out = {};
@@ -91,7 +92,7 @@ struct GDN_HOLDS_TENSORS ChunkedForward {
     bool update_state = true;
 
     GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, output_final_state, state_dtype,
-               checkpoint_every, deterministic, gates, has_initial_state, final_state, checkpoints, states_before, out)
+               checkpoint_every, deterministic, gates, bound, has_initial_state, final_state, checkpoints, states_before, out)
 };
 struct GDN_HOLDS_TENSORS ChunkedResult {
     Tensor output;

@@ -28,6 +28,8 @@ PrefillTensors tensors_of(const Prepared& prepared) {
 KernelChoice choose_kernel(const Prepared& prepared, const PrefillTensors& tensors, const Target& target) {
     const Sequences& sequences = prepared.sequences;
     const GdnCall& args = prepared.args;
+    if (args.channels.form != ChannelGate::none)
+        return {PrefillKernel::recurrent, "token by token: a gate for every channel of the key"};
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
                        jit::can_tile(tensors.output);
     const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kLongestScalarStride; };

@@ -20,7 +20,7 @@ struct ChunkedForwardPool : ChunkedForward {
     Given state_indices;
 
     GDN_FIELDS(query, key, value, beta, gate, state, state_indices, cu_seqlens, scale, use_qk_l2norm, checkpoint_every,
-               deterministic, gates, has_initial_state, write_indices, update_state, checkpoints, states_before, out)
+               deterministic, gates, bound, has_initial_state, write_indices, update_state, checkpoints, states_before, out)
 };
 
 // The checkpoints of a call, or an empty tensor: those of packed sequences in sequence order, in as many rows as their tokens
@@ -92,7 +92,7 @@ PreparedChunked prepare_chunked(const auto& x, const OptionalTensor& indices, co
     const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens), QueryHeads::any);
     PreparedChunked prepared{prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm), {}};
     GdnCall& args = prepared.args;
-    const GateTensors gates = check_gates(check, prepared, x.beta, x.gate, x.gates);
+    const GateTensors gates = check_gates(check, prepared, x.beta, x.gate, x.gates, x.bound);
     const int64_t every = x.checkpoint_every;
     GDN_REQUIRE(check, every >= 0 && every % kChunk == 0 && every <= std::numeric_limits<int>::max(), "checkpoint_every",
                 fmt::format("0 or a multiple of {}", kChunk), fmt::format("{}", every));

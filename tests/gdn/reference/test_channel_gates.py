@@ -25,6 +25,9 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+FUNCTIONS = [gdn_cuda.recurrent_forward, gdn_cuda.chunked_forward]
+
+
 def inputs(
     tokens: int, rng: torch.Generator, gates: str = "init", keys: str = "random", beta: float = 1.0
 ) -> dict[str, Tensor]:
@@ -48,14 +51,18 @@ def test_hostile_values(gates: str, tokens: int, rng: torch.Generator) -> None:
         for beta in BETAS:
             for dtype in (torch.float64, torch.float32) if keys == "repeated" else (torch.float64,):
                 x = cast(inputs(tokens, rng, gates, keys, beta), dtype)
-                output, last = gdn_cuda.recurrent_forward(**x, is_qk_norm=True)
-                assert output.shape == (B, tokens, HV, DV) and output.dtype == last.dtype == dtype
-                if tokens == 0:
-                    assert torch.equal(last, x["state"])
-                    continue
                 order = (x["query"], x["key"], x["value"], x["beta"], decays(x["gate"]), x["state"])
-                expected, states = literal(*order, norm=True)
-                assert agrees(output, expected, BOUND[dtype]) and agrees(last, states[:, -1], BOUND[dtype]), (keys, beta)
+                expected, states = literal(*order, norm=True) if tokens else (None, None)
+                for found in (
+                    gdn_cuda.recurrent_forward(**x, is_qk_norm=True),
+                    gdn_cuda.chunked_forward(**x, use_qk_l2norm=True),
+                ):
+                    output, last = found
+                    assert output.shape == (B, tokens, HV, DV) and output.dtype == last.dtype == dtype
+                    if states is None:
+                        assert torch.equal(last, x["state"])
+                        continue
+                    assert agrees(output, expected, BOUND[dtype]) and agrees(last, states[:, -1], BOUND[dtype]), (keys, beta)
 
 
 def drawn(
@@ -78,24 +85,60 @@ def test_forms_of_gates(form: str, dtype: torch.dtype, rng: torch.Generator) -> 
     x = cast(inputs(9, rng), dtype)
     x["gate"], options = drawn(FORMS[form], rng, x["gate"].shape, x["gate"].dtype)
     alpha = decays(x["gate"], **options)
-    output, last = gdn_cuda.recurrent_forward(**x, **options)
     expected, states = literal(x["query"], x["key"], x["value"], x["beta"], alpha, x["state"])
-    assert rel_rms(output, expected) < BOUND[dtype] and rel_rms(last, states[:, -1]) < min(BOUND[dtype], 1e-5)
-    if "dt_bias" in options:
-        flat = gdn_cuda.recurrent_forward(**x, **(options | {"dt_bias": options["dt_bias"].flatten()}))
-        assert torch.equal(flat[0], output)
+    for function in FUNCTIONS:
+        output, last = function(**x, **options)
+        assert rel_rms(output, expected) < BOUND[dtype] and rel_rms(last, states[:, -1]) < min(BOUND[dtype], 1e-5)
+        if "dt_bias" in options:
+            flat = function(**x, **(options | {"dt_bias": options["dt_bias"].flatten()}))
+            assert torch.equal(flat[0], output)
 
 
+@pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("with_batch", [False, True])
-def test_packed_sequences(with_batch: bool, rng: torch.Generator) -> None:
+def test_packed_sequences(with_batch: bool, function: Any, rng: torch.Generator) -> None:
     offsets = [0, 0, 5, 5, 14, 15]
     x = {name: y[0] for name, y in inputs(17, rng, "heavy").items() if name != "state"}
     state = torch.randn(5, HV, DV, DK, generator=rng)
     given = {name: y[None] if with_batch else y for name, y in x.items()}
-    output, last = gdn_cuda.recurrent_forward(**given, state=state, cu_seqlens=torch.tensor(offsets))
+    output, last = function(**given, state=state, cu_seqlens=torch.tensor(offsets))
     expected, states = packed_literal(x | {"decay": decays(x["gate"])}, offsets, state)
     output = output[0] if with_batch else output
     assert rel_rms(output, expected) < 1e-5 and rel_rms(last, states) < 1e-5 and not output[15:].any()
+
+
+def test_checkpoints_and_states_before_blocks(rng: torch.Generator) -> None:
+    x, tokens = inputs(200, rng, "bounded"), 200
+    _, states = literal(*(x[name] for name in ("query", "key", "value", "beta")), decays(x["gate"]), x["state"])
+    before = torch.full((9, HV, DV, DK), torch.nan)
+    _, last, checkpoints = gdn_cuda.chunked_forward(**x, checkpoint_every=64, states_before=before)
+    assert rel_rms(checkpoints, states[:, 63:tokens:64].flatten(0, 1)) < 1e-5 and rel_rms(last, states[:, -1]) < 1e-5
+    expected = torch.cat([x["state"][:, None], states[:, 63:tokens:64]], 1).flatten(0, 1)
+    assert rel_rms(before[:8], expected) < 1e-5 and not before[8].any()
+
+
+def test_a_pool(rng: torch.Generator) -> None:
+    offsets = [0, 70, 70, 73, 80]
+    x = {name: y[0] for name, y in inputs(81, rng, "channel reset").items() if name != "state"}
+    pool = torch.randn(6, HV, DV, DK, generator=rng)
+    old = pool.clone()
+    read, write = torch.tensor([4, 1, -1, 2]), torch.tensor([3, 0, 5, -1])
+    has_state = torch.tensor([True, True, True, False])
+    options = {"state": pool, "state_indices": read, "write_indices": write, "has_initial_state": has_state}
+    output, _ = gdn_cuda.chunked_forward(**x, **options, cu_seqlens=torch.tensor(offsets))
+    start = torch.where(has_state[:, None, None, None], old[read], 0)
+    expected, last = packed_literal(x | {"decay": decays(x["gate"])}, offsets, start)
+    expected[70:73] = 0
+    assert rel_rms(output, expected) < 1e-5 and rel_rms(pool[[3, 0]], last[:2]) < 1e-5
+    assert torch.equal(pool[[1, 2, 4, 5]], old[[1, 2, 4, 5]])
+
+
+def test_gradients_are_refused_by_name(rng: torch.Generator) -> None:
+    x = inputs(3, rng)
+    with pytest.raises(ValueError, match="chunked_forward: gate: expected a gate for each head"):
+        gdn_cuda.chunked_forward(**(x | {"key": x["key"].requires_grad_()}))
+    with pytest.raises(ValueError, match="chunked_forward: gate: expected a gate for each head"):
+        gdn_cuda.chunked_forward(**x, forward="recurrent", lower_bound=-5.0)
 
 
 def test_equal_channels_are_a_gate_for_each_head(rng: torch.Generator) -> None:
