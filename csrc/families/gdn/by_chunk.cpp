@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "chunk_inputs.hpp"
+#include "kda_mma.hpp"
 #include "prefill_mma.hpp"
 
 namespace gdn_cuda::gdn {
@@ -25,11 +26,17 @@ PrefillTensors tensors_of(const Prepared& prepared) {
             nullptr};
 }
 
+// With a gate for every channel.
+KernelChoice choose_channel_kernel(bool fits, int capability, WantedPrefill wanted) {
+    const PrefillKernel kernel = prefill_kernel(fits, false, kPrefillLongestKey, capability, wanted);
+    return {kernel, kernel == PrefillKernel::mma ? "gates of channels, the chunked form on tensor cores"
+                                                 : "gates of channels, token by token: tensor cores take rows that start on 16 "
+                                                   "bytes, gates in pairs of channels, and at most 65535 sequences"};
+}
+
 KernelChoice choose_kernel(const Prepared& prepared, const PrefillTensors& tensors, const Target& target) {
     const Sequences& sequences = prepared.sequences;
     const GdnCall& args = prepared.args;
-    if (args.channels.form != ChannelGate::none)
-        return {PrefillKernel::recurrent, "token by token: a gate for every channel of the key"};
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
                        jit::can_tile(tensors.output);
     const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kLongestScalarStride; };
@@ -37,6 +44,7 @@ KernelChoice choose_kernel(const Prepared& prepared, const PrefillTensors& tenso
                scalars_near = !has_chunk_gates(args) || (near(args.gate) && near(args.beta));
     const int capability = jit::device_traits(target.ordinal).capability;
     const WantedPrefill wanted = wanted_prefill();
+    if (args.channels.form != ChannelGate::none) return choose_channel_kernel(rows_fit && fits_kda_mma(args), capability, wanted);
     return {prefill_kernel(rows_fit, scalars_near, args.dk, capability, wanted),
             target.is_explained() ? explain_prefill_kernel(rows_fit, scalars_near, args.dk, capability, wanted) : ""};
 }
@@ -53,7 +61,8 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
     const KernelChoice choice = choose_kernel(prepared, tensors, target);
     if (target.is_explained()) [[unlikely]]
         remark(choice.why);
-    if (choice.kernel != PrefillKernel::recurrent && !has_chunk_gates(args)) inputs.convert_gates();
+    const bool by_channel = args.channels.form != ChannelGate::none;
+    if (choice.kernel != PrefillKernel::recurrent && !by_channel && !has_chunk_gates(args)) inputs.convert_gates();
     switch (choice.kernel) {
         case PrefillKernel::wgmma: {
             const ChunkedSchedule schedule = Prefill::schedule(problem, target);
@@ -69,7 +78,7 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
             return Prefill::run(problem, schedule, args, tensors, target);
         }
         case PrefillKernel::mma:
-            return PrefillMma::run(problem, args, target);
+            return by_channel ? KdaMma::run(problem, args, target) : PrefillMma::run(problem, args, target);
         case PrefillKernel::recurrent:
             return run_by_token(prepared, function);
     }

@@ -1,0 +1,173 @@
+// What a thread of gdn/kda_mma does with its elements: two channels of half of the chunk. It computes their decays, and writes
+// operands of products: keys and queries times products of decays.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/chunked_mma/lane.cuh>
+#include <gdn_cuda/kernels/gdn/kda_mma/lane.cuh>
+#include <gdn_cuda/kernels/recurrence/channel_decay.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <KdaMmaConfig kConfig>
+struct KdaMmaElements {
+    static constexpr DType kIo = kConfig.io;
+    static constexpr int kTokens = kKdaMmaHalf;
+    using Gate = Storage<kConfig.gate>;
+    using Plan = KdaMmaPlan<kConfig>;
+
+    Plan& shared;
+    const GdnCall& call;
+    const MmaWork& work = shared.work;
+    float A_log = 0.f;
+    float2 bias{};
+    // The next chunk's gates: pairs of fp32, or packed.
+    unsigned gate[kTokens][kConfig.gate == DType::f32 ? 2 : 1];
+
+    __device__ __forceinline__ KdaMmaElements(Plan& shared, const GdnCall& call) : shared(shared), call(call) {
+        if (call.A_log.data != nullptr) A_log = load_float(call.A_log, work.head);
+        if (call.dt_bias.data != nullptr && exists()) {
+            const i64 at = work.head * call.channels.bias_head + channel();
+            bias = {load_float(call.dt_bias, at), load_float(call.dt_bias, at + 1)};
+        }
+    }
+
+    // Recomputed rather than kept across chunks.
+    __device__ __forceinline__ unsigned thread() const { return threadIdx.x + work.first_thread; }
+    __device__ __forceinline__ unsigned upper() const { return thread() / 16 % 2; }  // which half of the chunk
+    __device__ __forceinline__ unsigned channel() const { return thread() / 32 * kKdaMmaWarpChannels + thread() % 16 * 2; }
+    // The last warps may have no channels.
+    __device__ __forceinline__ bool has_channels() const {
+        return kConfig.warps * kKdaMmaWarpChannels <= kConfig.head_k || thread() / 32 * kKdaMmaWarpChannels < kConfig.head_k;
+    }
+    __device__ __forceinline__ bool exists() const { return static_cast<int>(channel()) < call.dk; }
+    // Tokens of this half.
+    __device__ __forceinline__ int tokens_in(int chunk) const {
+        return exists() ? work.length - chunk * kKdaMmaTokens - static_cast<int>(upper()) * kTokens : 0;
+    }
+
+    __device__ __forceinline__ void issue_gate_loads(int chunk) {
+        const int tokens = tokens_in(chunk);
+        const Gate* at = static_cast<const Gate*>(call.gate.values.data) + work.gate +
+                         (chunk * kKdaMmaTokens + static_cast<int>(upper()) * kTokens) * call.gate.token + channel();
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            load(gate[i], at, i < tokens);
+            at += call.gate.token;
+        }
+    }
+    // All operands of the chunk whose gates have been loaded.
+    __device__ __forceinline__ void store_operands(int chunk) {
+        float2 decay[kTokens];
+        with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() { this->template make_decays<kForm>(decay); });
+        const int tokens = tokens_in(chunk);
+        if (__any_sync(0xffffffffu, tokens < kTokens)) [[unlikely]]  // past the end, and past dk
+#pragma unroll
+            for (int i = 0; i < kTokens; ++i)
+                if (i >= tokens) decay[i] = {1.f, 1.f};
+        unsigned key[kTokens], query[kTokens];
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            key[i] = load_shared_word(at(shared.key, kTokens * upper(), i));
+            query[i] = load_shared_word(at(shared.query, kTokens * upper(), i));
+        }
+        float2 total = decay[0];
+#pragma unroll
+        for (int i = 1; i < kTokens; ++i) total = times(total, decay[i]);
+        const float2 other{__shfl_xor_sync(0xffffffffu, total.x, 16), __shfl_xor_sync(0xffffffffu, total.y, 16)};
+        const bool zero = __any_sync(0xffffffffu, !(total.x > 0.f && total.y > 0.f));  // NaN may hide a zero
+        if (thread() % 32 == 0) shared.resets[thread() / 32] = zero;
+        if (!upper()) *reinterpret_cast<float2*>(&shared.decay[channel()]) = times(total, other);
+        store_in_and_out(key, query, decay, other);
+        store_halves<4>(1, key, query, decay);
+        store_halves<2>(2, key, query, decay);
+        store_halves<1>(3, key, query, decay);
+    }
+
+  private:
+    __device__ __forceinline__ static float2 times(float2 a, float2 b) { return {a.x * b.x, a.y * b.y}; }
+    __device__ __forceinline__ static void load(unsigned (&to)[1], const Gate* at, bool wanted) {
+        to[0] = wanted ? *reinterpret_cast<const unsigned*>(at) : 0u;
+    }
+    __device__ __forceinline__ static void load(unsigned (&to)[2], const Gate* at, bool wanted) {
+        const uint2 pair = wanted ? *reinterpret_cast<const uint2*>(at) : uint2{0u, 0u};
+        to[0] = pair.x;
+        to[1] = pair.y;
+    }
+    __device__ __forceinline__ float2 gate_of(int i) const {
+        if constexpr (kConfig.gate == DType::f32)
+            return {__uint_as_float(gate[i][0]), __uint_as_float(gate[i][1])};
+        else
+            return unpack<kConfig.gate>(gate[i][0]);
+    }
+    template <ChannelGate kForm>
+    __device__ __forceinline__ void make_decays(float2 (&decay)[kTokens]) const {
+        const ChannelDecay<kForm> decay_of(A_log, call.channels.lower_bound);
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            const float2 x = gate_of(i);
+            decay[i] = {decay_of(x.x + bias.x), decay_of(x.y + bias.y)};
+        }
+    }
+
+    // The address of this thread's pair in row first + i; `first` is a multiple of 4.
+    __device__ __forceinline__ unsigned at(const KdaMmaTile* tiles, unsigned first, int i) const {
+        return shared_address(tiles[channel() / kMmaTileElements].bytes) +
+               kda_tile_vector(first + i, channel() % kMmaTileElements / 8) + channel() % 8 * 2;
+    }
+    __device__ __forceinline__ static void store(unsigned address, unsigned pair, float2 factor) {
+        const float2 x = times(unpack<kIo>(pair), factor);
+        store_shared(address, pack<kIo>(x.x, x.y));
+    }
+    // K_in, Q_in, K_out, and the halves of 8 tokens, which have the same products but those of the other half.
+    __device__ __forceinline__ void store_in_and_out(const unsigned (&key)[kTokens], const unsigned (&query)[kTokens],
+                                                     const float2 (&decay)[kTokens], float2 other) const {
+        const unsigned first = kTokens * upper();
+        const float2 before = upper() ? other : float2{1.f, 1.f}, after = upper() ? float2{1.f, 1.f} : other;
+        float2 factor{1.f, 1.f};
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            factor = times(factor, decay[i]);
+            const float2 whole = times(factor, before);
+            store(at(shared.key_in, first, i), key[i], whole);
+            store(at(shared.query_in, first, i), query[i], whole);
+            if (upper()) {
+                store(at(shared.levels.key[0], first, i), key[i], factor);
+                store(at(shared.levels.query[0], 0, i), query[i], factor);
+            }
+        }
+        factor = {1.f, 1.f};
+#pragma unroll
+        for (int i = kTokens - 1; i >= 0; --i) {
+            store(at(shared.key_out, first, i), key[i], times(factor, after));
+            if (!upper()) store(at(shared.levels.key[0], first, i), key[i], factor);
+            factor = times(factor, decay[i]);
+        }
+    }
+    // Halves of kHalf tokens: keys and queries of the upper ones from the border on, keys of the lower ones up to it.
+    template <int kHalf>
+    __device__ __forceinline__ void store_halves(int level, const unsigned (&key)[kTokens], const unsigned (&query)[kTokens],
+                                                 const float2 (&decay)[kTokens]) const {
+        const unsigned first = kTokens * upper(), first_query = level % 2 * kTokens + kTokens / 2 * upper();
+        float2 factor{1.f, 1.f};
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            if (!(i & kHalf)) continue;
+            factor = i % kHalf == 0 ? decay[i] : times(factor, decay[i]);
+            store(at(shared.levels.key[level], first, i), key[i], factor);
+            store(at(shared.levels.query[level / 2], first_query, i / (2 * kHalf) * kHalf + i % kHalf), query[i], factor);
+        }
+#pragma unroll
+        for (int i = kTokens - 1; i >= 0; --i) {
+            if (i & kHalf) continue;
+            if (i % kHalf == kHalf - 1) {
+                factor = {1.f, 1.f};
+                store_shared(at(shared.levels.key[level], first, i), key[i]);
+            } else {
+                store(at(shared.levels.key[level], first, i), key[i], factor);
+            }
+            factor = times(factor, decay[i]);
+        }
+    }
+};
+
+}  // namespace gdn_cuda::gdn

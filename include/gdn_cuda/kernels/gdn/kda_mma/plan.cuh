@@ -1,0 +1,66 @@
+// Configuration, shared memory and arguments of gdn/kda_mma, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/chunked_mma/plan.cuh>
+
+namespace gdn_cuda::gdn {
+
+constexpr int kKdaMmaTokens = 16;        // of a chunk
+constexpr int kKdaMmaHalf = 8;           // tokens of which a thread has two channels
+constexpr int kKdaMmaWarpChannels = 32;  // of a chunk, by one warp
+constexpr int kKdaMmaLevels = 4;         // halves of 8, 4, 2 and 1 tokens
+
+struct KdaMmaConfig {
+    int head_k;      // 64, 96, 128, 192 or 256; shorter keys are zero-padded
+    int warps;       // 4 or 8, with 16 rows of the state each
+    DType io, gate;  // gate: f32, or io
+
+    constexpr bool operator==(const KdaMmaConfig&) const = default;
+
+    GDN_FIELDS(head_k, warps, io, gate)
+
+    GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return warps == 4 ? 2 : 1; }
+    GDN_HOST_DEVICE constexpr int rows_per_block() const { return warps * kMmaWarpRows; }
+    GDN_HOST_DEVICE constexpr int tiles() const { return (head_k + kMmaTileElements - 1) / kMmaTileElements; }
+};
+
+// 16 rows of 64 elements. Vector p of row r is at p ^ (r % 8) ^ 4 (r / 8), so that neither rows r and r + 1 nor r and r + 8,
+// which the halves of a warp store together, have the same banks.
+struct alignas(128) KdaMmaTile {
+    unsigned char bytes[kKdaMmaTokens * kMmaTileElements * 2];
+};
+
+template <KdaMmaConfig kConfig>
+struct KdaMmaPlan {
+    using Block = ChunkTriangle::Block;
+    // Operands of scores. A level's queries are those of its upper halves; a tile has two levels'.
+    struct Levels {
+        KdaMmaTile key[kKdaMmaLevels][kConfig.tiles()], query[kKdaMmaLevels / 2][kConfig.tiles()];
+    };
+    // A warp's values, 16 tokens x 16 rows of the state (MmaLane::block_vector), overwritten by its outputs.
+    struct alignas(128) Values {
+        unsigned char bytes[kKdaMmaTokens * kMmaWarpRows * 2];
+    };
+
+    KdaMmaTile key[kConfig.tiles()], query[kConfig.tiles()];  // as loaded
+    KdaMmaTile key_in[kConfig.tiles()], query_in[kConfig.tiles()], key_out[kConfig.tiles()];
+    union {
+        Levels levels;
+        Block inverse[kConfig.warps];  // once there are scores, each warp's own
+    };
+    Values values[kConfig.warps];
+    Block keys, scores;                                           // A, below its diagonal; P
+    alignas(16) float decay[kConfig.tiles() * kMmaTileElements];  // of the whole chunk
+    float beta[kKdaMmaTokens], key_norm[kKdaMmaTokens];           // norms: inverse
+    float query_norm[kKdaMmaTokens];                              // times scale
+    alignas(8) unsigned char resets[8];                           // of each warp's channels
+    MmaWork work;                                                 // in shared memory because the state needs the registers
+};
+
+struct KdaMmaArgs {
+    GdnCall call;
+    DType state;
+};
+
+}  // namespace gdn_cuda::gdn
