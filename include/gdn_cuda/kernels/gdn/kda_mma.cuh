@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     KdaMmaTokens<kConfig> tokens(shared, call);
     KdaMmaElements<kConfig> elements(shared, call);
     KdaMmaRows<kConfig> own(shared, call, args.state);
-    tokens.clear_scores();
+    tokens.clear_resets();
     tokens.load(0);
     cp_async_fence();
     own.load_values(0);
@@ -61,14 +61,13 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         tokens.store_factors(chunk);
         if (elements.has_channels()) elements.store_operands(chunk);
         __syncthreads();
-        tokens.load(chunk + 1);
-        cp_async_fence();
         tokens.issue_beta_loads(chunk + 1);
         if (elements.has_channels()) elements.issue_gate_loads(chunk + 1);
         tokens.form_scores();
-        const auto wait_for_values = [] { cp_async_wait<1>(); };  // all but the next keys and queries
-        if (own.has_rows()) own.apply_state(wait_for_values);
-        __syncthreads();  // A and P are complete
+        if (own.has_rows()) own.apply_state();
+        __syncthreads();  // A and P are complete, and no warp reads the keys any more
+        tokens.load(chunk + 1);
+        cp_async_fence();
         if (own.has_rows()) {
             const bool is_last = chunk + 1 == chunks && call.last.data == nullptr && call.steps.data == nullptr;
             own.advance(chunk, is_last);

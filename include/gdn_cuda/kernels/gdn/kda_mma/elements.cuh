@@ -67,8 +67,8 @@ struct KdaMmaElements {
         unsigned key[kTokens], query[kTokens];
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
-            key[i] = load_shared_word(at(shared.key, kTokens * upper(), i));
-            query[i] = load_shared_word(at(shared.query, kTokens * upper(), i));
+            key[i] = load_shared_word(at(shared.key, kTokens * upper() + i));
+            query[i] = load_shared_word(at(shared.query, kTokens * upper() + i));
         }
         float2 total = decay[0];
 #pragma unroll
@@ -78,9 +78,9 @@ struct KdaMmaElements {
         if (thread() % 32 == 0) shared.resets[thread() / 32] = zero;
         if (!upper()) *reinterpret_cast<float2*>(&shared.decay[channel()]) = times(total, other);
         store_in_and_out(key, query, decay, other);
-        store_halves<4>(1, key, query, decay);
-        store_halves<2>(2, key, query, decay);
-        store_halves<1>(3, key, query, decay);
+        store_halves<1>(key, query, decay);
+        store_halves<2>(key, query, decay);
+        store_halves<3>(key, query, decay);
     }
 
   private:
@@ -109,10 +109,11 @@ struct KdaMmaElements {
         }
     }
 
-    // The address of this thread's pair in row first + i; `first` is a multiple of 4.
-    __device__ __forceinline__ unsigned at(const KdaMmaTile* tiles, unsigned first, int i) const {
+    // The address of this thread's pair in a row.
+    template <class Tile>
+    __device__ __forceinline__ unsigned at(const Tile* tiles, unsigned row) const {
         return shared_address(tiles[channel() / kMmaTileElements].bytes) +
-               kda_tile_vector(first + i, channel() % kMmaTileElements / 8) + channel() % 8 * 2;
+               kda_tile_vector(row, channel() % kMmaTileElements / 8) + channel() % 8 * 2;
     }
     __device__ __forceinline__ static void store(unsigned address, unsigned pair, float2 factor) {
         const float2 x = times(unpack<kIo>(pair), factor);
@@ -123,50 +124,57 @@ struct KdaMmaElements {
                                                      const float2 (&decay)[kTokens], float2 other) const {
         const unsigned first = kTokens * upper();
         const float2 before = upper() ? other : float2{1.f, 1.f}, after = upper() ? float2{1.f, 1.f} : other;
+        auto& levels = shared.levels;
         float2 factor{1.f, 1.f};
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             factor = times(factor, decay[i]);
             const float2 whole = times(factor, before);
-            store(at(shared.key_in, first, i), key[i], whole);
-            store(at(shared.query_in, first, i), query[i], whole);
+            store(at(shared.key_in, first + i), key[i], whole);
+            store(at(shared.query_in, first + i), query[i], whole);
             if (upper()) {
-                store(at(shared.levels.key[0], first, i), key[i], factor);
-                store(at(shared.levels.query[0], 0, i), query[i], factor);
+                store(at(levels.left[0], i), key[i], factor);
+                store(at(levels.left[0], kTokens + i), query[i], factor);
             }
         }
         factor = {1.f, 1.f};
 #pragma unroll
         for (int i = kTokens - 1; i >= 0; --i) {
-            store(at(shared.key_out, first, i), key[i], times(factor, after));
-            if (!upper()) store(at(shared.levels.key[0], first, i), key[i], factor);
+            const float2 out = times(unpack<kIo>(key[i]), times(factor, after));
+            const unsigned rounded = pack<kIo>(out.x, out.y);
+            store_shared(at(shared.key_out, first + i), rounded);
+            store_shared(at(shared.key_out_residual, first + i), pack_residual<kIo>(out.x, out.y, rounded));
+            if (!upper()) store(at(levels.right[0], i), key[i], factor);
             factor = times(factor, decay[i]);
         }
     }
     // Halves of kHalf tokens: keys and queries of the upper ones from the border on, keys of the lower ones up to it.
-    template <int kHalf>
-    __device__ __forceinline__ void store_halves(int level, const unsigned (&key)[kTokens], const unsigned (&query)[kTokens],
+    template <int kLevel>
+    __device__ __forceinline__ void store_halves(const unsigned (&key)[kTokens], const unsigned (&query)[kTokens],
                                                  const float2 (&decay)[kTokens]) const {
-        const unsigned first = kTokens * upper(), first_query = level % 2 * kTokens + kTokens / 2 * upper();
+        constexpr int kHalf = kTokens >> kLevel;
+        const auto row_of = [&](int i) { return kTokens / 2 * upper() + i / (2 * kHalf) * kHalf + i % kHalf; };
+        auto& levels = shared.levels;
         float2 factor{1.f, 1.f};
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             if (!(i & kHalf)) continue;
             factor = i % kHalf == 0 ? decay[i] : times(factor, decay[i]);
-            store(at(shared.levels.key[level], first, i), key[i], factor);
-            store(at(shared.levels.query[level / 2], first_query, i / (2 * kHalf) * kHalf + i % kHalf), query[i], factor);
+            store(at(levels.left[kLevel], row_of(i)), key[i], factor);
+            store(at(levels.left[kLevel], kTokens + row_of(i)), query[i], factor);
         }
+        if constexpr (kHalf > 1)
 #pragma unroll
-        for (int i = kTokens - 1; i >= 0; --i) {
-            if (i & kHalf) continue;
-            if (i % kHalf == kHalf - 1) {
-                factor = {1.f, 1.f};
-                store_shared(at(shared.levels.key[level], first, i), key[i]);
-            } else {
-                store(at(shared.levels.key[level], first, i), key[i], factor);
+            for (int i = kTokens - 1; i >= 0; --i) {
+                if (i & kHalf) continue;
+                if (i % kHalf == kHalf - 1) {
+                    factor = decay[i];
+                    store_shared(at(levels.right[kLevel], row_of(i)), key[i]);
+                } else {
+                    store(at(levels.right[kLevel], row_of(i)), key[i], factor);
+                    factor = times(factor, decay[i]);
+                }
             }
-            factor = times(factor, decay[i]);
-        }
     }
 };
 

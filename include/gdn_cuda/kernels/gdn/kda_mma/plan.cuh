@@ -33,29 +33,36 @@ struct alignas(128) KdaMmaTile {
 
 template <KdaMmaConfig kConfig>
 struct KdaMmaPlan {
+    static constexpr int kTiles = kConfig.tiles();
     using Block = ChunkTriangle::Block;
-    // Operands of scores. A level's queries are those of its upper halves; a tile has two levels'.
+    using Rows = KdaMmaTile[kTiles];
+    struct alignas(128) EightRows {
+        unsigned char bytes[sizeof(KdaMmaTile) / 2];
+    };
+    // Operands of scores. A level's left one has keys, then queries, of its upper halves; the right one has keys of the lower
+    // halves. Halves of one token need no right one: these keys have no decay.
     struct Levels {
-        KdaMmaTile key[kKdaMmaLevels][kConfig.tiles()], query[kKdaMmaLevels / 2][kConfig.tiles()];
+        Rows left[kKdaMmaLevels];
+        EightRows right[kKdaMmaLevels - 1][kTiles];
     };
     // A warp's values, 16 tokens x 16 rows of the state (MmaLane::block_vector), overwritten by its outputs.
     struct alignas(128) Values {
         unsigned char bytes[kKdaMmaTokens * kMmaWarpRows * 2];
     };
 
-    KdaMmaTile key[kConfig.tiles()], query[kConfig.tiles()];  // as loaded
-    KdaMmaTile key_in[kConfig.tiles()], query_in[kConfig.tiles()], key_out[kConfig.tiles()];
+    Rows key, query;  // as loaded
+    Rows key_in, query_in, key_out, key_out_residual;
     union {
         Levels levels;
         Block inverse[kConfig.warps];  // once there are scores, each warp's own
     };
     Values values[kConfig.warps];
-    Block keys, scores;                                           // A, below its diagonal; P
-    alignas(16) float decay[kConfig.tiles() * kMmaTileElements];  // of the whole chunk
-    float beta[kKdaMmaTokens], key_norm[kKdaMmaTokens];           // norms: inverse
-    float query_norm[kKdaMmaTokens];                              // times scale
-    alignas(8) unsigned char resets[8];                           // of each warp's channels
-    MmaWork work;                                                 // in shared memory because the state needs the registers
+    Block scores;                                        // A below the diagonal, P transposed on and above it
+    alignas(16) float decay[kTiles * kMmaTileElements];  // of the whole chunk
+    float beta[kKdaMmaTokens], key_norm[kKdaMmaTokens];  // norms: inverse
+    float query_norm[kKdaMmaTokens];                     // times scale
+    alignas(8) unsigned char resets[8];                  // of each warp's channels
+    MmaWork work;                                        // in shared memory because the state needs the registers
 };
 
 struct KdaMmaArgs {

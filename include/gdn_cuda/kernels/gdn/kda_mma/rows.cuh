@@ -17,7 +17,7 @@ struct KdaMmaRows : MmaStateRows<kConfig, KdaMmaPlan<kConfig>> {
     using Left = unsigned[4];
     using Right = unsigned[2][2][2];  // two parts; of rows 0 to 7 and 8 to 15, columns 0 to 7 and 8 to 15
 
-    Left x;       // X of a chunk
+    Left x[2];    // X of a chunk, in two parts
     Sums output;  // and its output
 
     using Rows::Rows;
@@ -51,8 +51,7 @@ struct KdaMmaRows : MmaStateRows<kConfig, KdaMmaPlan<kConfig>> {
     // ---- Products
 
     // X = v - r K_in S^T and the output scale r Q_in S^T, once the values have arrived.
-    template <class Wait>
-    __device__ __forceinline__ void apply_state(Wait&& wait) {
+    __device__ __forceinline__ void apply_state() {
         refresh();
         Sums predicted = {};
         clear(output);
@@ -70,13 +69,15 @@ struct KdaMmaRows : MmaStateRows<kConfig, KdaMmaPlan<kConfig>> {
             mma_m16n8k16<kIo>(output[0], left, right[0], right[1]);
             mma_m16n8k16<kIo>(output[1], left, right[2], right[3]);
         }
-        wait();
+        cp_async_wait<0>();
         __syncwarp();  // every lane's values have arrived
-        ldmatrix_x4_trans(x, values() + block_vector(VectorOfLane::crossed(lane)));
+        ldmatrix_x4_trans(x[0], values() + block_vector(VectorOfLane::crossed(lane)));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const float2 norm = pair_of(shared.key_norm, i / 2), v = unpack<kIo>(x[i]);
-            x[i] = pack<kIo>(v.x - norm.x * predicted[i / 2][i % 2 * 2], v.y - norm.y * predicted[i / 2][i % 2 * 2 + 1]);
+            const float2 norm = pair_of(shared.key_norm, i / 2), v = unpack<kIo>(x[0][i]);
+            const float low = v.x - norm.x * predicted[i / 2][i % 2 * 2], high = v.y - norm.y * predicted[i / 2][i % 2 * 2 + 1];
+            x[0][i] = pack<kIo>(low, high);
+            x[1][i] = pack_residual<kIo>(low, high, x[0][i]);
         }
         scale_tokens(output, shared.query_norm);
     }
@@ -84,19 +85,25 @@ struct KdaMmaRows : MmaStateRows<kConfig, KdaMmaPlan<kConfig>> {
     __device__ __forceinline__ void advance(int chunk, bool is_last) {
         refresh();
         auto& inverse = shared.inverse[warp];
-        invert_block(shared.keys, inverse, lane);
+        invert_block(shared.scores, inverse, lane);
         Sums v = {};
         Right right;
-        load_right(right, inverse, [&](int n) { return pair_of(shared.beta, n); });
-#pragma unroll
-        for (int part = 0; part < 2; ++part)
-#pragma unroll
-            for (int n = 0; n < 2; ++n) mma_m16n8k16<kIo>(v[n], x, right[part][n][0], right[part][n][1]);
-        unsigned parts[2][4];
-        in_two_parts(parts, v);
-        load_right(right, shared.scores, [](int) { return float2{1.f, 1.f}; });
+        load_right(right, [&](int row, int column) {
+            const float2 x = pair_at(&inverse.at[row][column]), beta = pair_at(&shared.beta[column]);
+            return float2{x.x * beta.x, x.y * beta.y};
+        });
 #pragma unroll
         for (int i = 0; i < 3; ++i)  // without the product of the two rounding residuals
+#pragma unroll
+            for (int n = 0; n < 2; ++n) mma_m16n8k16<kIo>(v[n], x[i / 2], right[i % 2][n][0], right[i % 2][n][1]);
+        unsigned parts[2][4];
+        in_two_parts(parts, v);
+        load_right(right, [&](int row, int column) {
+            return float2{row >= column ? shared.scores.at[column][row] : 0.f,
+                          row > column ? shared.scores.at[column + 1][row] : 0.f};
+        });
+#pragma unroll
+        for (int i = 0; i < 3; ++i)
 #pragma unroll
             for (int n = 0; n < 2; ++n) mma_m16n8k16<kIo>(output[n], parts[i / 2], right[i % 2][n][0], right[i % 2][n][1]);
         const auto resets = *reinterpret_cast<const uint2*>(shared.resets);
@@ -108,15 +115,17 @@ struct KdaMmaRows : MmaStateRows<kConfig, KdaMmaPlan<kConfig>> {
         scale_tokens(v, shared.key_norm);
         in_two_parts(parts, v);
         decay_state();
+        constexpr unsigned kResidual = sizeof(shared.key_out);  // key_out_residual follows
         const KdaTileRow keys(shared.key_out, VectorOfLane::straight(lane));
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step) {
-            unsigned key[4];
-            ldmatrix_x4_trans(key, keys.at(step));
+            unsigned key[2][4];
 #pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                mma_m16n8k16<kIo>(state[2 * step], parts[part], key[0], key[1]);
-                mma_m16n8k16<kIo>(state[2 * step + 1], parts[part], key[2], key[3]);
+            for (int part = 0; part < 2; ++part) ldmatrix_x4_trans(key[part], keys.at(step) + part * kResidual);
+#pragma unroll
+            for (int i = 0; i < 3; ++i) {
+                mma_m16n8k16<kIo>(state[2 * step], parts[i / 2], key[i % 2][0], key[i % 2][1]);
+                mma_m16n8k16<kIo>(state[2 * step + 1], parts[i / 2], key[i % 2][2], key[i % 2][3]);
             }
         }
     }
@@ -145,20 +154,18 @@ struct KdaMmaRows : MmaStateRows<kConfig, KdaMmaPlan<kConfig>> {
 #pragma unroll
         for (int i = 0; i < 4; ++i) parts[1][i] = pack_residual<kIo>(v[i / 2][i % 2 * 2], v[i / 2][i % 2 * 2 + 1], parts[0][i]);
     }
-    // A matrix (tokens x tokens) whose columns are summed over, in two parts. factor_of(n): of columns 8 n + 2 t and + 1.
-    template <class Factor>
-    __device__ __forceinline__ void load_right(Right& right, const ChunkTriangle::Block& block, Factor&& factor_of) const {
+    // A matrix (tokens x tokens) whose columns are summed over, in two parts. pair_of_row(row, column): columns `column` and
+    // column + 1.
+    template <class Pair>
+    __device__ __forceinline__ void load_right(Right& right, Pair&& pair_of_row) const {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float2 factor = factor_of(half);
+        for (int half = 0; half < 2; ++half)
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-                const float2 pair = pair_at(&block.at[8 * n + g][8 * half + 2 * t]);
-                const float low = pair.x * factor.x, high = pair.y * factor.y;
-                right[0][n][half] = pack<kIo>(low, high);
-                right[1][n][half] = pack_residual<kIo>(low, high, right[0][n][half]);
+                const float2 pair = pair_of_row(8 * n + g, 8 * half + 2 * t);
+                right[0][n][half] = pack<kIo>(pair.x, pair.y);
+                right[1][n][half] = pack_residual<kIo>(pair.x, pair.y, right[0][n][half]);
             }
-        }
     }
     __device__ __forceinline__ void decay_state() {
 #pragma unroll

@@ -26,10 +26,8 @@ struct KdaMmaTokens : MmaPartsLane {
     }
     __device__ __forceinline__ int token() const { return thread / kTokenLanes; }
 
-    // Above P's diagonal there is nothing to compute, and a product with T reads it.
-    __device__ __forceinline__ void clear_scores() const {
-        for (int i = thread; i < kKdaMmaTokens * kKdaMmaTokens; i += kConfig.threads())
-            shared.scores.at[i / kKdaMmaTokens][i % kKdaMmaTokens] = 0.f;
+    // Warps without channels have no resets.
+    __device__ __forceinline__ void clear_resets() const {
         if (thread < 8) shared.resets[thread] = 0;
     }
     __device__ __forceinline__ void load(int chunk) {
@@ -77,11 +75,10 @@ struct KdaMmaTokens : MmaPartsLane {
     __device__ __forceinline__ void form_scores() {
         refresh();
         if (warp >= kKdaMmaLevels) return;
-        const int half = kKdaMmaHalf >> warp, row = lane % 16, r = row % 8;
-        const bool is_query = row >= 8;
-        const KdaTileRow left(is_query ? shared.levels.query[warp / 2] : shared.levels.key[warp],
-                              is_query ? warp % 2 * kKdaMmaHalf + r : lower(r, half) + half, lane / 16),
-            right(shared.levels.key[warp], lower(lane % 8, half), lane / 8);
+        const int half = kKdaMmaHalf >> warp;
+        const KdaTileRow left(shared.levels.left[warp], VectorOfLane::straight(lane)),
+            right = warp < kKdaMmaLevels - 1 ? KdaTileRow(shared.levels.right[warp], lane % 8, lane / 8)
+                                             : KdaTileRow(shared.key, lower(lane % 8, half), lane / 8);
         float sums[2][4] = {};  // of every other step
 #pragma unroll
         for (int step = 0; step < kSteps; step += 2) {
@@ -99,8 +96,8 @@ struct KdaMmaTokens : MmaPartsLane {
             const int column = 2 * t + n, j = lower(column, half);
             if (g / half != column / half) continue;
             const float norm = shared.key_norm[j];
-            shared.keys.at[i][j] = (sums[0][n] + sums[1][n]) * (factors[0] * norm);
-            shared.scores.at[i][j] = (sums[0][n + 2] + sums[1][n + 2]) * (factors[1] * norm);
+            shared.scores.at[i][j] = (sums[0][n] + sums[1][n]) * (factors[0] * norm);
+            shared.scores.at[j][i] = (sums[0][n + 2] + sums[1][n + 2]) * (factors[1] * norm);
         }
     }
 
