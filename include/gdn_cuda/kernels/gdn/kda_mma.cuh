@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         if (elements.has_channels()) elements.store_operands(chunk);
         __syncthreads();
         tokens.issue_beta_loads(chunk + 1);
-        if (elements.has_channels()) elements.issue_gate_loads(chunk + 1);
+        if (kConfig.loads_gates_early() && elements.has_channels()) elements.issue_gate_loads(chunk + 1);
         tokens.form_scores();
         if (own.has_rows()) own.apply_state();
         __syncthreads();  // A and P are complete, and no warp reads the keys any more
@@ -76,6 +76,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
             own.store_checkpoint_after((chunk + 1) * kKdaMmaTokens - 1);
         }
         cp_async_fence();
+        if (!kConfig.loads_gates_early() && elements.has_channels()) elements.issue_gate_loads(chunk + 1);
     }
     own.store_last();
 }

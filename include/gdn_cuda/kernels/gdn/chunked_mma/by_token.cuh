@@ -3,6 +3,7 @@
 // already hold the next chunk.
 #pragma once
 
+#include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/gdn/chunked_mma/state_rows.cuh>
 #include <gdn_cuda/kernels/recurrence/channel_decay.cuh>
 
@@ -11,7 +12,7 @@ namespace gdn_cuda::gdn {
 // Elements 8 n + 2 t and + 1 of a token's row, where `row` points to element 2 t; zeros past its end. The load is volatile:
 // otherwise keys, which are read twice, would stay in registers, and the state would spill.
 template <class Owner>
-__device__ __forceinline__ float2 pair_of_row(const Owner& own, const typename Owner::Io* row, int n) {
+__device__ __forceinline__ float2 pair_of_row(const typename Owner::Io* row, int n, int dk) {
     unsigned pair;
     asm volatile(
         "{\n"
@@ -21,7 +22,7 @@ __device__ __forceinline__ float2 pair_of_row(const Owner& own, const typename O
         "@exists ld.global.u32 %0, [%1];\n"
         "}"
         : "=r"(pair)
-        : "l"(row + 8 * n), "r"(static_cast<unsigned>(8 * n < own.call.dk)));
+        : "l"(row + 8 * n), "r"(static_cast<unsigned>(8 * n < dk)));
     return unpack<Owner::kIo>(pair);
 }
 // Sums over the four lanes that hold the same rows of the state.
@@ -38,6 +39,7 @@ __device__ __forceinline__ void advance_by_token(Owner& own, i64 first, int coun
 #pragma unroll 1
     for (int token = 0; token < count; ++token) {
         own.refresh();
+        const int dk = opaque(own.call.dk);  // else comparisons with it would be kept in registers
         const i64 at = first + token;
         const Io* key = static_cast<const Io*>(own.work.key) + at * own.call.key.token + 2 * own.t;
         const Io* query = static_cast<const Io*>(own.work.query) + at * own.call.query.token + 2 * own.t;
@@ -45,7 +47,7 @@ __device__ __forceinline__ void advance_by_token(Owner& own, i64 first, int coun
         float predicted[2] = {}, square = 0.f;
 #pragma unroll
         for (int n = 0; n < kPairs; ++n) {
-            const float2 k = pair_of_row(own, key, n), decay = decays(n);
+            const float2 k = pair_of_row<Owner>(key, n, dk), decay = decays(n);
             square = fmaf(k.x, k.x, fmaf(k.y, k.y, square));
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -66,7 +68,7 @@ __device__ __forceinline__ void advance_by_token(Owner& own, i64 first, int coun
         square = 0.f;
 #pragma unroll
         for (int n = 0; n < kPairs; ++n) {
-            const float2 k = pair_of_row(own, key, n), q = pair_of_row(own, query, n);
+            const float2 k = pair_of_row<Owner>(key, n, dk), q = pair_of_row<Owner>(query, n, dk);
             square = fmaf(q.x, q.x, fmaf(q.y, q.y, square));
 #pragma unroll
             for (int half = 0; half < 2; ++half) {

@@ -2,6 +2,7 @@
 // operands of products: keys and queries times products of decays.
 #pragma once
 
+#include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/gdn/chunked_mma/lane.cuh>
 #include <gdn_cuda/kernels/gdn/kda_mma/lane.cuh>
 #include <gdn_cuda/kernels/recurrence/channel_decay.cuh>
@@ -18,37 +19,35 @@ struct KdaMmaElements {
     Plan& shared;
     const GdnCall& call;
     const MmaWork& work = shared.work;
-    float A_log = 0.f;
-    float2 bias{};
+    unsigned warp, upper, channel;  // upper: which half of the chunk
     // The next chunk's gates: pairs of fp32, or packed.
     unsigned gate[kTokens][kConfig.gate == DType::f32 ? 2 : 1];
 
-    __device__ __forceinline__ KdaMmaElements(Plan& shared, const GdnCall& call) : shared(shared), call(call) {
-        if (call.A_log.data != nullptr) A_log = load_float(call.A_log, work.head);
-        if (call.dt_bias.data != nullptr && exists()) {
-            const i64 at = work.head * call.channels.bias_head + channel();
-            bias = {load_float(call.dt_bias, at), load_float(call.dt_bias, at + 1)};
-        }
-    }
+    __device__ __forceinline__ KdaMmaElements(Plan& shared, const GdnCall& call) : shared(shared), call(call) {}
 
-    // Recomputed rather than kept across chunks.
-    __device__ __forceinline__ unsigned thread() const { return threadIdx.x + work.first_thread; }
-    __device__ __forceinline__ unsigned upper() const { return thread() / 16 % 2; }  // which half of the chunk
-    __device__ __forceinline__ unsigned channel() const { return thread() / 32 * kKdaMmaWarpChannels + thread() % 16 * 2; }
-    // The last warps may have no channels.
-    __device__ __forceinline__ bool has_channels() const {
-        return kConfig.warps * kKdaMmaWarpChannels <= kConfig.head_k || thread() / 32 * kKdaMmaWarpChannels < kConfig.head_k;
+    // Recomputed for every phase rather than kept across chunks.
+    __device__ __forceinline__ void find_lane() {
+        const unsigned thread = opaque(threadIdx.x);
+        warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // warp-uniform for the compiler
+        upper = thread / 16 % 2;
+        channel = warp * kKdaMmaWarpChannels + thread % 16 * 2;
     }
-    __device__ __forceinline__ bool exists() const { return static_cast<int>(channel()) < call.dk; }
+    // The last warps may have no channels.
+    __device__ __forceinline__ static bool has_channels() {
+        return kConfig.warps * kKdaMmaWarpChannels <= kConfig.head_k ||
+               threadIdx.x / 32 * kKdaMmaWarpChannels < static_cast<unsigned>(kConfig.head_k);
+    }
+    __device__ __forceinline__ bool exists() const { return static_cast<int>(channel) < call.dk; }
     // Tokens of this half.
     __device__ __forceinline__ int tokens_in(int chunk) const {
-        return exists() ? work.length - chunk * kKdaMmaTokens - static_cast<int>(upper()) * kTokens : 0;
+        return exists() ? work.length - chunk * kKdaMmaTokens - static_cast<int>(upper) * kTokens : 0;
     }
 
     __device__ __forceinline__ void issue_gate_loads(int chunk) {
+        find_lane();
         const int tokens = tokens_in(chunk);
         const Gate* at = static_cast<const Gate*>(call.gate.values.data) + work.gate +
-                         (chunk * kKdaMmaTokens + static_cast<int>(upper()) * kTokens) * call.gate.token + channel();
+                         (chunk * kKdaMmaTokens + static_cast<int>(upper) * kTokens) * call.gate.token + channel;
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             load(gate[i], at, i < tokens);
@@ -57,6 +56,7 @@ struct KdaMmaElements {
     }
     // All operands of the chunk whose gates have been loaded.
     __device__ __forceinline__ void store_operands(int chunk) {
+        find_lane();
         float2 decay[kTokens];
         with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() { this->template make_decays<kForm>(decay); });
         const int tokens = tokens_in(chunk);
@@ -67,16 +67,16 @@ struct KdaMmaElements {
         unsigned key[kTokens], query[kTokens];
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
-            key[i] = load_shared_word(at(shared.key, kTokens * upper() + i));
-            query[i] = load_shared_word(at(shared.query, kTokens * upper() + i));
+            key[i] = load_shared_word(at(shared.key, kTokens * upper + i));
+            query[i] = load_shared_word(at(shared.query, kTokens * upper + i));
         }
         float2 total = decay[0];
 #pragma unroll
         for (int i = 1; i < kTokens; ++i) total = times(total, decay[i]);
         const float2 other{__shfl_xor_sync(0xffffffffu, total.x, 16), __shfl_xor_sync(0xffffffffu, total.y, 16)};
         const bool zero = __any_sync(0xffffffffu, !(total.x > 0.f && total.y > 0.f));  // NaN may hide a zero
-        if (thread() % 32 == 0) shared.resets[thread() / 32] = zero;
-        if (!upper()) *reinterpret_cast<float2*>(&shared.decay[channel()]) = times(total, other);
+        if (threadIdx.x % 32 == 0) shared.resets[warp] = zero;
+        if (!upper) *reinterpret_cast<float2*>(&shared.decay[channel]) = times(total, other);
         store_in_and_out(key, query, decay, other);
         store_halves<1>(key, query, decay);
         store_halves<2>(key, query, decay);
@@ -101,19 +101,27 @@ struct KdaMmaElements {
     }
     template <ChannelGate kForm>
     __device__ __forceinline__ void make_decays(float2 (&decay)[kTokens]) const {
-        const ChannelDecay<kForm> decay_of(A_log, call.channels.lower_bound);
+        // Loaded for every chunk: kept across chunks, they would spill with the longest keys.
+        constexpr bool kRaw = kForm == ChannelGate::softplus || kForm == ChannelGate::bounded;
+        const ChannelDecay<kForm> decay_of(kRaw && call.A_log.data != nullptr ? load_float(call.A_log, work.head) : 0.f,
+                                           call.channels.lower_bound);
+        float2 bias{};
+        if (kRaw && call.dt_bias.data != nullptr && exists()) {
+            const i64 at = work.head * call.channels.bias_head + channel;
+            bias = {load_float(call.dt_bias, at), load_float(call.dt_bias, at + 1)};
+        }
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             const float2 x = gate_of(i);
-            decay[i] = {decay_of(x.x + bias.x), decay_of(x.y + bias.y)};
+            decay[i] = {decay_of(kRaw ? x.x + bias.x : x.x), decay_of(kRaw ? x.y + bias.y : x.y)};
         }
     }
 
     // The address of this thread's pair in a row.
     template <class Tile>
     __device__ __forceinline__ unsigned at(const Tile* tiles, unsigned row) const {
-        return shared_address(tiles[channel() / kMmaTileElements].bytes) +
-               kda_tile_vector(row, channel() % kMmaTileElements / 8) + channel() % 8 * 2;
+        return shared_address(tiles[channel / kMmaTileElements].bytes) + kda_tile_vector(row, channel % kMmaTileElements / 8) +
+               channel % 8 * 2;
     }
     __device__ __forceinline__ static void store(unsigned address, unsigned pair, float2 factor) {
         const float2 x = times(unpack<kIo>(pair), factor);
@@ -122,8 +130,8 @@ struct KdaMmaElements {
     // K_in, Q_in, K_out, and the halves of 8 tokens, which have the same products but those of the other half.
     __device__ __forceinline__ void store_in_and_out(const unsigned (&key)[kTokens], const unsigned (&query)[kTokens],
                                                      const float2 (&decay)[kTokens], float2 other) const {
-        const unsigned first = kTokens * upper();
-        const float2 before = upper() ? other : float2{1.f, 1.f}, after = upper() ? float2{1.f, 1.f} : other;
+        const unsigned first = kTokens * upper;
+        const float2 before = upper ? other : float2{1.f, 1.f}, after = upper ? float2{1.f, 1.f} : other;
         auto& levels = shared.levels;
         float2 factor{1.f, 1.f};
 #pragma unroll
@@ -132,7 +140,7 @@ struct KdaMmaElements {
             const float2 whole = times(factor, before);
             store(at(shared.key_in, first + i), key[i], whole);
             store(at(shared.query_in, first + i), query[i], whole);
-            if (upper()) {
+            if (upper) {
                 store(at(levels.left[0], i), key[i], factor);
                 store(at(levels.left[0], kTokens + i), query[i], factor);
             }
@@ -144,7 +152,7 @@ struct KdaMmaElements {
             const unsigned rounded = pack<kIo>(out.x, out.y);
             store_shared(at(shared.key_out, first + i), rounded);
             store_shared(at(shared.key_out_residual, first + i), pack_residual<kIo>(out.x, out.y, rounded));
-            if (!upper()) store(at(levels.right[0], i), key[i], factor);
+            if (!upper) store(at(levels.right[0], i), key[i], factor);
             factor = times(factor, decay[i]);
         }
     }
@@ -153,7 +161,7 @@ struct KdaMmaElements {
     __device__ __forceinline__ void store_halves(const unsigned (&key)[kTokens], const unsigned (&query)[kTokens],
                                                  const float2 (&decay)[kTokens]) const {
         constexpr int kHalf = kTokens >> kLevel;
-        const auto row_of = [&](int i) { return kTokens / 2 * upper() + i / (2 * kHalf) * kHalf + i % kHalf; };
+        const auto row_of = [&](int i) { return kTokens / 2 * upper + i / (2 * kHalf) * kHalf + i % kHalf; };
         auto& levels = shared.levels;
         float2 factor{1.f, 1.f};
 #pragma unroll

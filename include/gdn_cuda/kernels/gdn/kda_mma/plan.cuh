@@ -22,6 +22,8 @@ struct KdaMmaConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
     GDN_HOST_DEVICE constexpr int blocks_at_least() const { return warps == 4 ? 2 : 1; }
     GDN_HOST_DEVICE constexpr int rows_per_block() const { return warps * kMmaWarpRows; }
+    // Whether registers can hold the next chunk's gates while the state is used.
+    GDN_HOST_DEVICE constexpr bool loads_gates_early() const { return head_k <= 192; }
     GDN_HOST_DEVICE constexpr int tiles() const { return (head_k + kMmaTileElements - 1) / kMmaTileElements; }
 };
 

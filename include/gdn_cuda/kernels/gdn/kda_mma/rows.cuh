@@ -34,6 +34,7 @@ struct KdaMmaRows : MmaStateRows<kConfig, KdaMmaPlan<kConfig>> {
 
     __device__ __forceinline__ void load_values(int chunk) {
         refresh();
+        if (tokens_in(chunk) <= 0) return;
         const int token = lane / 2, row = first_row() + lane % 2 * 8;
         const bool exists = row < call.values && token < tokens_in(chunk);
         const Io* from = static_cast<const Io*>(work.value) + (chunk * kKdaMmaTokens + token) * call.value.token + row;
@@ -219,19 +220,19 @@ struct KdaMmaRows : MmaStateRows<kConfig, KdaMmaPlan<kConfig>> {
     }
     // Past dk there is none: 1.
     __device__ __forceinline__ void store_decays(float* decays, i64 token) const {
-        with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() {
-            const bool has_rate = call.A_log.data != nullptr, has_bias = call.dt_bias.data != nullptr;
-            const ChannelDecay<kForm> decay_of(has_rate ? load_float(call.A_log, work.head) : 0.f, call.channels.lower_bound);
+        const float A_log = call.A_log.data != nullptr ? load_float(call.A_log, work.head) : 0.f;
 #pragma unroll 1
-            for (int c = lane; c < kConfig.head_k; c += 32) {
-                float decay = 1.f;
-                if (c < call.dk) {
-                    const float bias = has_bias ? load_float(call.dt_bias, work.head * call.channels.bias_head + c) : 0.f;
-                    decay = decay_of(load_float(call.gate.values, work.gate + token * call.gate.token + c) + bias);
-                }
-                decays[c] = decay;
+        for (int c = lane; c < kConfig.head_k; c += 32) {
+            float decay = 1.f;
+            if (c < call.dk) {
+                float gate = load_float(call.gate.values, work.gate + token * call.gate.token + c);
+                if (call.dt_bias.data != nullptr) gate += load_float(call.dt_bias, work.head * call.channels.bias_head + c);
+                with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() {
+                    decay = ChannelDecay<kForm>(A_log, call.channels.lower_bound)(gate);
+                });
             }
-        });
+            decays[c] = decay;
+        }
     }
 };
 

@@ -32,6 +32,7 @@ struct KdaMmaTokens : MmaPartsLane {
     }
     __device__ __forceinline__ void load(int chunk) {
         refresh();
+        if (tokens_in(chunk) <= 0) return;
         load_rows(shared.key, work.key, call.key.token, chunk);
         load_rows(shared.query, work.query, call.query.token, chunk);
     }
