@@ -217,4 +217,12 @@ const Env& env() {
     return parsed;
 }
 
+std::optional<int> auto_or_number(const std::string& text, int most) {
+    if (text == "auto") return 0;
+    int number = 0;
+    const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc{} || rest != text.data() + text.size() || number < 1 || number > most) return std::nullopt;
+    return number;
+}
+
 }  // namespace gdn_cuda::jit

@@ -72,4 +72,7 @@ class Setting {
     const Setting* next_;
 };
 
+// Parses the text of a Setting: 0 for auto, or a number from 1 to `most`.
+std::optional<int> auto_or_number(const std::string& text, int most);
+
 }  // namespace gdn_cuda::jit

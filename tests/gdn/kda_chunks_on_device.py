@@ -1,5 +1,5 @@
 """gdn/kda_prepare and gdn/kda_own: records against the formulas of a chunk in fp64, states and outputs from records made of the
-formulas, and both against the recurrence in fp64."""
+formulas; and chunked_forward, which runs both in windows of chunks, against the recurrence in fp64."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from kda_cases import KEYS, decays, drawn_keys, literal, log_decays, packed_lite
 from kda_chunks import CANCELS, CHUNK, RECORD, RESETS, SCALED, chunks_of, read, records_of, run, write
 from torch import Tensor
 
+import gdn_cuda
+
 BF16, FP16 = torch.bfloat16, torch.float16
 BOUND = {BF16: 5e-3, FP16: 1.25e-3}  # of outputs and states
 KERNELS = ("gdn/kda_prepare", "gdn/kda_own")
+MOVES = ("gdn/move_states",)
 # Rounding a matrix once is 1.7e-3; Z and P' come of rounded ones.
 PARTS = {"key_in": 2.5e-3, "query_in": 2.5e-3, "decay": 1e-5, "update": 5e-3, "scores": 1e-2}  # the last of few products
 
@@ -45,16 +48,30 @@ def inputs(
     }
 
 
-def launch(device: Device, x: dict[str, Tensor], **options: Any) -> dict[str, Tensor]:
-    def there(t: Any) -> Any:
-        return t.to(device.name) if isinstance(t, Tensor) else t
+def there(device: Device, x: dict[str, Any]) -> dict[str, Any]:
+    return {name: t.to(device.name) if isinstance(t, Tensor) else t for name, t in x.items()}
 
-    wanted = tuple(
-        name for name, asked in zip(KERNELS, (options.get("prepares", True), options.get("owns", True)), strict=True) if asked
-    )
-    with device.only(*wanted):
-        found = run({name: there(t) for name, t in x.items()}, **{name: there(t) for name, t in options.items()})
+
+def launch_parts(device: Device, x: dict[str, Tensor], **options: Any) -> dict[str, Tensor]:
+    """The internal operator, which runs one kernel or both on the whole call."""
+    asked = zip(KERNELS, (options.get("prepares", True), options.get("owns", True)), strict=True)
+    with device.only(*(name for name, is_asked in asked if is_asked)):
+        found = run(there(device, x), **there(device, options))
     return {name: t.cpu() for name, t in found.items()}
+
+
+def launch(
+    device: Device, x: dict[str, Tensor], *, norm: bool, multiprocessors: int = 132, **options: Any
+) -> dict[str, Tensor]:
+    """chunked_forward, by these kernels alone, with an output that is NaN before."""
+    value, heads = x["value"], x["gate"].shape[-2]
+    out = torch.full((*value.shape[:-2], heads, value.shape[-1]), torch.nan, dtype=value.dtype)
+    given = there(device, {**x, "use_qk_l2norm": norm, "out": out, **options})
+    kernels = (*KERNELS, *(["gdn/kda_order"] if "cu_seqlens" in x else []), *MOVES)
+    with device.only(*kernels, multiprocessors=multiprocessors):
+        found = gdn_cuda.chunked_forward(**given)
+    names = ("out", "state", "checkpoints")
+    return {name: t.cpu() for name, t in zip(names, found, strict=False) if t is not None}
 
 
 def flushed(x: Tensor) -> Tensor:
@@ -85,7 +102,7 @@ def check(
 @pytest.mark.parametrize("gates", ["none", "edge", "init", "bounded", "heavy", "strong", "channel reset", "token reset"])
 def test_records(device: Device, gates: str, keys: str) -> None:
     x = inputs(CHUNK + 7, gates, keys, 2.0)
-    found = launch(device, x, norm=True, owns=False)
+    found = launch_parts(device, x, norm=True, owns=False)
     decay = decays(x["gate"])
     for _, head, record, each in chunks_of(x, decay, scale=None, norm=True):
         flags = int(found["flags"][head, record])
@@ -101,9 +118,9 @@ def test_records(device: Device, gates: str, keys: str) -> None:
 
 
 def test_residuals_where_entries_cancel(device: Device) -> None:
-    found = launch(device, inputs(CHUNK, "none", "repeated", 2.0), norm=True, owns=False)
+    found = launch_parts(device, inputs(CHUNK, "none", "repeated", 2.0), norm=True, owns=False)
     assert int(found["flags"]) & CANCELS
-    plain = launch(device, inputs(CHUNK), norm=True, owns=False)
+    plain = launch_parts(device, inputs(CHUNK), norm=True, owns=False)
     assert not int(plain["flags"]) & CANCELS and bool((plain["records"][0, 0, 7 * 8192 : 10 * 8192] == 0xFF).all())
 
 
@@ -119,7 +136,7 @@ def test_owners_of_exact_records(device: Device, careful: bool) -> None:
     for _, head, record, each in chunks_of(x, decay, scale=None, norm=True):
         is_careful = careful and record != 1  # with one between that is not
         records[head, record], flags[head, record] = write(each, is_careful, BF16), CANCELS * is_careful
-    found = launch(device, x, norm=True, prepares=False, records=records, flags=flags)
+    found = launch_parts(device, x, norm=True, prepares=False, records=records, flags=flags)
     output, state = expected(x, decay, norm=True)
     assert rel_rms(found["out"], output) < BOUND[BF16] and rel_rms(found["state"], state) < BOUND[BF16]
 

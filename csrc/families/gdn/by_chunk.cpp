@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "chunk_inputs.hpp"
+#include "kda_chunks.hpp"
 #include "kda_mma.hpp"
 #include "prefill_mma.hpp"
 
@@ -26,13 +27,19 @@ PrefillTensors tensors_of(const Prepared& prepared) {
             nullptr};
 }
 
-// With a gate for every channel.
-KernelChoice choose_channel_kernel(bool fits, int capability, WantedPrefill wanted) {
-    const PrefillKernel kernel = prefill_kernel(fits, false, kPrefillLongestKey, capability, wanted);
-    return {kernel, kernel == PrefillKernel::mma ? "gates of channels, the chunked form on tensor cores"
-                                                 : "gates of channels, token by token: tensor cores take rows that start on 16 "
-                                                   "bytes, gates in pairs of channels, and at most 65535 sequences"};
+namespace {
+
+// With a gate for every channel of the key. rows_fit: as for prefill_kernel.
+KernelChoice choose_kernel_of_channels(const Prepared& prepared, const PrefillTensors& tensors, bool rows_fit,
+                                       const Target& target) {
+    const WantedPrefill wanted = wanted_prefill();
+    const int capability = jit::device_traits(target.ordinal).capability;
+    const bool by_hopper = fits_kda_chunks(prepared, tensors), fits = rows_fit && has_paired_channel_gates(prepared);
+    const PrefillKernel kernel = channel_kernel(fits, by_hopper, capability, wanted);
+    return {kernel, target.is_explained() ? explain_channel_kernel(fits, by_hopper, capability, wanted) : ""};
 }
+
+}  // namespace
 
 KernelChoice choose_kernel(const Prepared& prepared, const PrefillTensors& tensors, const Target& target) {
     const Sequences& sequences = prepared.sequences;
@@ -42,9 +49,9 @@ KernelChoice choose_kernel(const Prepared& prepared, const PrefillTensors& tenso
     const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kLongestScalarStride; };
     const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ,
                scalars_near = !has_chunk_gates(args) || (near(args.gate) && near(args.beta));
+    if (args.channels.form != ChannelGate::none) return choose_kernel_of_channels(prepared, tensors, rows_fit, target);
     const int capability = jit::device_traits(target.ordinal).capability;
     const WantedPrefill wanted = wanted_prefill();
-    if (args.channels.form != ChannelGate::none) return choose_channel_kernel(rows_fit && fits_kda_mma(args), capability, wanted);
     return {prefill_kernel(rows_fit, scalars_near, args.dk, capability, wanted),
             target.is_explained() ? explain_prefill_kernel(rows_fit, scalars_near, args.dk, capability, wanted) : ""};
 }
@@ -61,8 +68,8 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
     const KernelChoice choice = choose_kernel(prepared, tensors, target);
     if (target.is_explained()) [[unlikely]]
         remark(choice.why);
-    const bool by_channel = args.channels.form != ChannelGate::none;
-    if (choice.kernel != PrefillKernel::recurrent && !by_channel && !has_chunk_gates(args)) inputs.convert_gates();
+    const bool by_head = choice.kernel == PrefillKernel::wgmma || choice.kernel == PrefillKernel::mma;
+    if (by_head && !has_chunk_gates(args)) inputs.convert_gates();
     switch (choice.kernel) {
         case PrefillKernel::wgmma: {
             const ChunkedSchedule schedule = Prefill::schedule(problem, target);
@@ -78,7 +85,18 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
             return Prefill::run(problem, schedule, args, tensors, target);
         }
         case PrefillKernel::mma:
-            return by_channel ? KdaMma::run(problem, args, target) : PrefillMma::run(problem, args, target);
+            return PrefillMma::run(problem, args, target);
+        case PrefillKernel::channels: {
+            const int window =
+                kda_window(kda_positions(sequences), args.heads, jit::device_traits(target.ordinal).multiprocessors);
+            const KdaWorkspaceSize size = kda_workspace(prepared, window);
+            // Whole tiles, as above.
+            const i64 tiles = ceil_div(size.bytes(), i64{sizeof(SwizzledTile)});
+            workspace = torch::stable::new_empty(like, {tiles * i64{sizeof(SwizzledTile) / sizeof(float)}}, ScalarType::Float);
+            return run_kda_chunks(prepared, tensors, size.at(memory_of(*workspace)), window, target);
+        }
+        case PrefillKernel::channels_mma:
+            return KdaMma::run(problem, args, target);
         case PrefillKernel::recurrent:
             return run_by_token(prepared, function);
     }

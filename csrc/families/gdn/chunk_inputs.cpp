@@ -13,6 +13,15 @@ bool has_chunk_gates(const GdnCall& args) {
            !args.forms.beta_is_logit;
 }
 
+bool has_paired_channel_gates(const Prepared& prepared) {
+    const Scalars& gate = prepared.args.gate;
+    const DType type = gate.values.type;
+    const auto in_pairs = [](int64_t stride) { return stride % 2 == 0; };
+    return (type == DType::f32 || type == prepared.sequences.io) && prepared.args.channels.channel == 1 &&
+           in_pairs(gate.batch) && in_pairs(gate.token) && in_pairs(gate.head) &&
+           reinterpret_cast<uintptr_t>(gate.values.data) % (2 * bytes_of(type)) == 0;
+}
+
 bool moves_states(const Prepared& prepared) {
     const GdnCall& args = prepared.args;
     return !prepared.plain_states || args.has_initial != nullptr || args.last_slots.data != nullptr;
@@ -33,6 +42,16 @@ void ChunkInputs::close_gaps(const Tensor& query, const Tensor& key, const Tenso
     prepared_.args.key = rows_of(sequences.key);
     prepared_.args.value = rows_of(sequences.value);
     prepared_.aligned = sequences.query.aligned16() && sequences.key.aligned16() && prepared_.aligned_states;
+}
+
+void ChunkInputs::fit_channel_gates(const OptionalTensor& gate) {
+    const Sequences& sequences = prepared_.sequences;
+    GdnCall& args = prepared_.args;
+    if (args.channels.form == ChannelGate::none || !sequences.plain() || has_paired_channel_gates(prepared_)) return;
+    const DType type = args.gate.values.type;
+    const View view = copied(type == DType::f32 || type == sequences.io ? *gate : torch::stable::to(*gate, ScalarType::Float));
+    args.gate = channel_scalars(view);
+    args.channels.channel = 1;
 }
 
 void ChunkInputs::convert_gates() {

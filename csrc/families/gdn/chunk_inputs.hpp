@@ -16,6 +16,8 @@ class ChunkInputs {
 
     // Copies 16-bit query, key and value whose rows have gaps.
     void close_gaps(const Tensor& query, const Tensor& key, const Tensor& value);
+    // Copies gates of channels that gdn/kda_prepare does not take.
+    void fit_channel_gates(const OptionalTensor& gate);
     void convert_gates();
     // Between the two, the call's states are dense, of fp32 and in place. A call with plain states and neither
     // has_initial_state nor write_indices needs neither.
@@ -38,6 +40,8 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
                   const Target& target);
 
 bool has_chunk_gates(const GdnCall& args);
+// Whether gates of channels are contiguous pairs of fp32 or of the dtype of rows.
+bool has_paired_channel_gates(const Prepared& prepared);
 bool moves_states(const Prepared& prepared);
 
 }  // namespace gdn_cuda::gdn

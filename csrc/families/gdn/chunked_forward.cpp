@@ -51,6 +51,7 @@ Tensor run_chunked(Prepared& prepared, const auto& x, const StateRows& rows, DTy
     clear_without_sequences(prepared.sequences, x.out);
     ChunkInputs inputs(prepared, x.out, target);
     inputs.close_gaps(x.query, x.key, x.value);
+    inputs.fit_channel_gates(x.gate);
     const bool by_any = !prepared.sequences.plain(), moves = !by_any && moves_states(prepared);
     const Tensor checkpoints = add_checkpoints(prepared, x.out, x.checkpoint_every,
                                                moves    ? DType::f32

@@ -23,8 +23,7 @@ Scalars check_channel_gate(const Checks& check, const char* argument, const View
                 shape_text(gate));
     dtype_beside(check, argument, view, s.io);
     check.device(argument, view, s.query, s.names.query);
-    const int lead = view.rank - 3;
-    return {tagged(view), lead ? view.stride(0) : 0, view.stride(lead), view.stride(lead + 1)};
+    return channel_scalars(view);
 }
 
 ChannelGate form_of(const DecayTensors& x) {
@@ -34,6 +33,11 @@ ChannelGate form_of(const DecayTensors& x) {
 }
 
 }  // namespace
+
+Scalars channel_scalars(const View& view) {
+    const int lead = view.rank - 3;
+    return {tagged(view), lead ? view.stride(0) : 0, view.stride(lead), view.stride(lead + 1)};
+}
 
 void check_bound(const Checks& check, const std::optional<double>& lower_bound) {
     GDN_REQUIRE(check, !lower_bound || (*lower_bound < 0 && std::isfinite(static_cast<float>(2 * *lower_bound))), "lower_bound",

@@ -17,6 +17,9 @@ struct DecayTensors {
     bool is_linear = false;
 };
 
+// A gate for every channel, (B, T, Hv, dk) or (N, Hv, dk), without the stride of channels.
+Scalars channel_scalars(const View& view);
+
 // The rank of query, key and value as the call gave them, and of a gate for every channel.
 int rows_rank(const Sequences& sequences);
 

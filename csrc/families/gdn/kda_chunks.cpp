@@ -1,61 +1,126 @@
-// The launches of Kimi Delta Attention by chunks, and an operator that runs one of them or both: tests and benchmarks look at
-// what is between them. chunked_forward does not take gates of channels yet.
+// The launches of Kimi Delta Attention by chunks; and an operator that runs one of them or both on the whole call, as tests and
+// benchmarks look at what is between them.
 #include "kda_chunks.hpp"
 
+#include <algorithm>
 #include <limits>
 
 #include "../../operators/operator.hpp"
 #include "by_chunk.hpp"
+#include "chunk_inputs.hpp"
 
 namespace gdn_cuda::gdn {
+namespace {
+
+// What a record of a chunk without residuals moves is in L2 between both launches.
+constexpr int64_t kRecordBytesInL2 = offsetof(KdaRecord, update_residual) + sizeof(KdaFactors),
+                  kMostBytesInL2 = int64_t{24} << 20;  // of the 50 MB of an H100 or H200
+constexpr int64_t kPreparersPerMultiprocessor = 2;
+
+bool carries_in_final_states(const Prepared& prepared) {
+    return prepared.args.last.data != nullptr && prepared.state_type == DType::f32;
+}
+
+}  // namespace
+
+int kda_window(int64_t positions, int heads, int multiprocessors) {
+    if (const int wanted = kKdaWindowVariable.value(); wanted > 0)
+        return static_cast<int>(std::min<int64_t>(wanted, positions));
+    const int64_t most = std::clamp<int64_t>(kMostBytesInL2 / (kRecordBytesInL2 * std::max(heads, 1)), 1, positions),
+                  at_once = kPreparersPerMultiprocessor * multiprocessors;
+    const auto fill = [&](int64_t window) {
+        const int64_t blocks = window * heads;
+        return static_cast<double>(blocks) / static_cast<double>(ceil_div(blocks, at_once) * at_once);
+    };
+    int64_t best = most;  // of equally full ones the longest
+    for (int64_t window = most - 1; window > most / 2; --window)
+        if (fill(window) > fill(best)) best = window;
+    return static_cast<int>(best);
+}
+
+KdaWorkspaceSize kda_workspace(const Prepared& prepared, int window) {
+    const Sequences& sequences = prepared.sequences;
+    const int64_t positions = kda_positions(sequences);
+    const bool carries = window < positions && !carries_in_final_states(prepared);
+    return {.window = window,
+            .positions = sequences.packed() ? positions : 0,
+            .carried = carries ? sequences.count * sequences.state_numel() : 0,
+            .heads = prepared.args.heads};
+}
+
+int64_t KdaWorkspaceSize::bytes() const {
+    const int64_t records = heads * window;
+    return records * sizeof(KdaRecord) + positions * sizeof(KdaPlace) + 4 * (carried + records + positions);
+}
+
+KdaWorkspace KdaWorkspaceSize::at(void* memory) const {
+    const int64_t records = heads * window;
+    KdaWorkspace parts{};
+    parts.records = static_cast<KdaRecord*>(memory);
+    float* const states = reinterpret_cast<float*>(parts.records + records);
+    if (carried > 0) parts.carried = states;
+    auto* const places = reinterpret_cast<KdaPlace*>(states + carried);
+    if (positions > 0) parts.places = places;
+    int* const words = reinterpret_cast<int*>(places + positions);
+    if (positions > 0) parts.positions = words;
+    parts.flags = reinterpret_cast<unsigned*>(words + positions);
+    return parts;
+}
 
 bool fits_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors) {
     const Sequences& sequences = prepared.sequences;
-    const Scalars& gate = prepared.args.gate;
-    const int64_t bytes = bytes_of(gate.values.type);
-    const auto in_pairs = [&](int64_t stride) { return stride % 2 == 0; };
-    const bool gates = prepared.args.channels.channel == 1 && in_pairs(gate.batch) && in_pairs(gate.token) &&
-                       in_pairs(gate.head) && reinterpret_cast<uintptr_t>(gate.values.data) % (2 * bytes) == 0;
-    return gates && prepared.aligned && sequences.plain() && sequences.dk <= kKdaHeadK && sequences.dv <= kKdaHeadK &&
-           jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
-           jit::can_tile(tensors.output) && kda_records(sequences) <= std::numeric_limits<int>::max() / kChunk;
+    return has_paired_channel_gates(prepared) && sequences.tokens > 0 && prepared.aligned && sequences.plain() &&
+           sequences.dk <= kKdaHeadK && jit::can_tile(tensors.query) && jit::can_tile(tensors.key) &&
+           jit::can_tile(tensors.value) && jit::can_tile(tensors.output) &&
+           kda_positions(sequences) <= std::numeric_limits<int>::max() / kChunk;
 }
 
-void prepare_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, const KdaWorkspace& workspace,
-                        const Target& target) {
-    const auto map = [&](const jit::TiledTensor& tensor) {
-        return jit::tile_map(tensor, prepared.sequences.io, kChunk, target.ordinal);
-    };
-    KdaPrepare::run(prepared.sequences.io,
-                    {.query = map(tensors.query),
-                     .key = map(tensors.key),
-                     .call = prepared.args,
-                     .records = workspace.records,
-                     .flags = workspace.flags,
-                     .per_head = static_cast<int>(kda_records(prepared.sequences))},
-                    target);
-}
-
-void own_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, const KdaWorkspace& workspace,
-                    const Target& target) {
+void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, const KdaWorkspace& workspace, int window,
+                    const Target& target, const KdaLaunches& launches) {
     const GdnCall& call = prepared.args;
+    const Sequences& sequences = prepared.sequences;
+    const int64_t positions = kda_positions(sequences);
     const auto map = [&](const jit::TiledTensor& tensor) {
-        return jit::tile_map(tensor, prepared.sequences.io, kChunk, target.ordinal);
+        return jit::tile_map(tensor, sequences.io, kChunk, target.ordinal);
     };
-    const ChunkedArgs chunked{.value = map(tensors.value),
-                              .output = map(tensors.output),
-                              .call = call,
-                              .state = prepared.state_type,
-                              .segments = 1,
-                              .takes = LaunchTakes::every_call,
-                              .step_interval = call.steps.data != nullptr ? Divisor(call.step_interval) : Divisor()};
-    KdaOwn::run(prepared.sequences.io,
-                {.chunked = chunked,
-                 .records = workspace.records,
-                 .flags = workspace.flags,
-                 .per_head = static_cast<int>(kda_records(prepared.sequences)),
-                 .row_tiles = static_cast<int>(ceil_div(call.dv, kValueRows))},
-                target);
+    if (sequences.packed()) {
+        jit::clear_words(workspace.places, positions * sizeof(KdaPlace) / sizeof(int), target.ordinal, target.stream);
+        KdaOrder::run({.cu_seqlens = call.cu_seqlens,
+                       .sequences = call.sequences,
+                       .tokens = call.tokens,
+                       .count = static_cast<int>(positions),
+                       .positions = workspace.positions,
+                       .places = workspace.places},
+                      target);
+    }
+    KdaPrepareArgs prepare{.query = map(tensors.query),
+                           .key = map(tensors.key),
+                           .call = {call, {.positions = workspace.positions, .places = workspace.places}},
+                           .records = workspace.records,
+                           .flags = workspace.flags};
+    KdaOwnArgs own{.chunked = {.value = map(tensors.value),
+                               .output = map(tensors.output),
+                               .call = call,
+                               .state = prepared.state_type,
+                               .segments = 1,
+                               .takes = LaunchTakes::every_call,
+                               .step_interval = call.steps.data != nullptr ? Divisor(call.step_interval) : Divisor()},
+                   .window = prepare.call.window,
+                   .records = workspace.records,
+                   .flags = workspace.flags,
+                   .carried = workspace.carried,
+                   .row_tiles = static_cast<int>(ceil_div(call.dv, kValueRows))};
+    for (int64_t first = 0; first < positions; first += window) {
+        prepare.call.window.first = own.window.first = static_cast<int>(first);
+        prepare.per_head = prepare.call.window.count = own.window.count =
+            static_cast<int>(std::min<int64_t>(window, positions - first));
+        if (launches.prepares) KdaPrepare::run(sequences.io, prepare, target);
+        if (launches.owns) KdaOwn::run(sequences.io, own, target);
+        if (explaining()) [[unlikely]] {
+            remark(fmt::format("{} windows of chunks, each in these launches", ceil_div(positions, int64_t{window})));
+            break;
+        }
+    }
 }
 
 namespace {
@@ -87,7 +152,7 @@ Prepared prepare_chunks(const KdaChunks& x) {
     if (x.state) prepared.args.initial = check_initial(check, prepared, "state", View(*x.state), 4);
     if (x.final_state) prepared.args.last = check_final_state(check, prepared, View(*x.final_state));
     const View records(x.records), flags(x.flags);
-    const int64_t count = kda_records(sequences);
+    const int64_t count = kda_positions(sequences);
     check.shape("records", records, {sequences.heads, count, int64_t{sizeof(KdaRecord)}}, "(heads, records, bytes)");
     check.shape("flags", flags, {sequences.heads, count}, "(heads, records)");
     return prepared;
@@ -97,13 +162,18 @@ void run_chunks(const KdaChunks& x) {
     const Prepared prepared = prepare_chunks(x);
     const PrefillTensors tensors = tensors_of(prepared);
     const Checks check{x.name};
-    GDN_REQUIRE(check, fits_kda_chunks(prepared, tensors), "query", "rows that start on 16 bytes, dk and dv up to 128",
+    GDN_REQUIRE(check, fits_kda_chunks(prepared, tensors), "query", "rows that start on 16 bytes, dk up to 128",
                 shape_text(View(x.query)));
     const DeviceScope scope(prepared.sequences.query.device_index);
     const Target target = target_of(x.name, prepared.sequences.query);
-    const KdaWorkspace workspace{static_cast<KdaRecord*>(View(x.records).data), static_cast<unsigned*>(View(x.flags).data)};
-    if (x.prepares) prepare_kda_chunks(prepared, tensors, workspace, target);
-    if (x.owns) own_kda_chunks(prepared, tensors, workspace, target);
+    const auto window = static_cast<int>(kda_positions(prepared.sequences));
+    KdaWorkspaceSize tables = kda_workspace(prepared, window);
+    tables.window = 0;
+    const Tensor memory = torch::stable::new_empty(x.out, {ceil_div(tables.bytes(), int64_t{4})}, ScalarType::Float);
+    KdaWorkspace workspace = tables.at(memory_of(memory));
+    workspace.records = static_cast<KdaRecord*>(View(x.records).data);
+    workspace.flags = static_cast<unsigned*>(View(x.flags).data);
+    run_kda_chunks(prepared, tensors, workspace, window, target, {x.prepares, x.owns});
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {

@@ -1,28 +1,46 @@
-// Kimi Delta Attention by chunks: gdn/kda_prepare, then gdn/kda_own.
+// Kimi Delta Attention by chunks: gdn/kda_prepare, then gdn/kda_own, for one window of chunks after another.
 #pragma once
 
 #include "../chunked/launch.hpp"
+#include "kda_order.hpp"
 #include "kda_own.hpp"
 #include "kda_prepare.hpp"
 #include "prepared.hpp"
 
 namespace gdn_cuda::gdn {
 
-// Prepared chunks in global memory: records, and a word of flags for each.
+// Positions of chunks (kda/window.cuh): how many a call has, at most where sequences are packed.
+inline int64_t kda_positions(const Sequences& sequences) {
+    return sequences.packed() ? sequences.tokens / kChunk + sequences.count : sequences.count * chunks_in(sequences.tokens);
+}
+// Positions of a window: as many as L2 holds records of, in waves of blocks that are as full as they can be.
+int kda_window(int64_t positions, int heads, int multiprocessors);
+
+// In global memory. Records and flags are (head, position in the window).
 struct KdaWorkspace {
     KdaRecord* records;
     unsigned* flags;
+    int* positions;    // of packed sequences' chunks
+    KdaPlace* places;  // zeros before
+    float* carried;    // where final states are not fp32
 };
-inline int64_t kda_records(const Sequences& sequences) {
-    return sequences.chunks_at_most(kChunk);
-}
+struct KdaWorkspaceSize {
+    int64_t window = 0, positions = 0, carried = 0;  // carried: states' elements
+    int heads = 0;
+
+    int64_t bytes() const;
+    KdaWorkspace at(void* memory) const;
+};
+KdaWorkspaceSize kda_workspace(const Prepared& prepared, int window);
+
 // Whether the kernels take the call: rows that TMA tiles and that start on 16 bytes, dk up to 128, and gates of contiguous
 // channels.
 bool fits_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors);
 
-void prepare_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, const KdaWorkspace& workspace,
-                        const Target& target);
-void own_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, const KdaWorkspace& workspace,
-                    const Target& target);
+struct KdaLaunches {
+    bool prepares = true, owns = true;
+};
+void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, const KdaWorkspace& workspace, int window,
+                    const Target& target, const KdaLaunches& launches = {});
 
 }  // namespace gdn_cuda::gdn

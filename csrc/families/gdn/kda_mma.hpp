@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <gdn_cuda/kernels/gdn/kda_mma/plan.cuh>
 #include <string>
 
@@ -40,14 +39,6 @@ inline constexpr std::array kKdaMmaConfigurations = [] {
                         all[n++] = kda_mma_config(head_k, wide, io, gate);
     return all;
 }();
-
-// Whether gates are in contiguous pairs of channels.
-inline bool fits_kda_mma(const GdnCall& call) {
-    const Scalars& gate = call.gate;
-    const auto in_pairs = [](i64 stride) { return stride % 2 == 0; };
-    return call.channels.channel == 1 && in_pairs(gate.batch) && in_pairs(gate.token) && in_pairs(gate.head) &&
-           reinterpret_cast<uintptr_t>(gate.values.data) % (2 * bytes_of(gate.values.type)) == 0;
-}
 
 struct KdaMma {
     GDN_KERNEL(KdaMma, gdn, kda_mma, KdaMmaConfig, KdaMmaArgs, "Kimi Delta Attention by chunks on any tensor cores",

@@ -1,6 +1,7 @@
 // Host side of gdn/kda_own: configuration and launch.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <gdn_cuda/kernels/gdn/kda/own_plan.cuh>
 
@@ -20,7 +21,7 @@ struct KdaOwn {
 
     static void run(DType io, const Args& args, const Target& target) {
         const GdnCall& call = args.chunked.call;
-        const i64 blocks = i64{call.sequences} * call.heads * args.row_tiles;
+        const i64 blocks = std::min<i64>(call.sequences, args.window.count) * call.heads * args.row_tiles;
         if (blocks == 0) return;
         launch<KdaOwn>({.io = io}, args, {blocks, 1, 1}, target,
                        [&](const auto&) { return fmt::format("{} blocks of {} value rows", blocks, kValueRows); });

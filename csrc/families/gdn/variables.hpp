@@ -30,4 +30,11 @@ inline WantedPrefill wanted_prefill() {
     return static_cast<WantedPrefill>(kPrefillVariable.value());
 }
 
+inline constexpr int kMostKdaWindow = 1 << 20;
+inline const jit::Setting kKdaWindowVariable({"GDN_KDA_WINDOW", "auto",
+                                              "how many chunks of every head chunked_forward prepares at a time, where every "
+                                              "channel of the key has a gate: auto, or a number"},
+                                             "auto, or a number from 1 to 1048576",
+                                             [](const std::string& text) { return jit::auto_or_number(text, kMostKdaWindow); });
+
 }  // namespace gdn_cuda::gdn

@@ -16,5 +16,15 @@ TEST(GdnVariables, ThePrefillKernel) {
     EXPECT_CONTAINS(wanted("wgmma"), "GDN_PREFILL: expected auto, mma or recurrent, got \"wgmma\"");
 }
 
+TEST(GdnVariables, TheWindowOfKimiDeltaAttention) {
+    const auto window = [](const char* text) {
+        return in_child({{"GDN_KDA_WINDOW", text}}, [] { return std::to_string(gdn::kKdaWindowVariable.value()); }).value;
+    };
+    EXPECT_EQ(window(""), "0");
+    EXPECT_EQ(window("auto"), "0");
+    EXPECT_EQ(window("3"), "3");
+    EXPECT_CONTAINS(window("0"), "GDN_KDA_WINDOW: expected auto, or a number from 1 to 1048576, got \"0\"");
+}
+
 }  // namespace
 }  // namespace gdn_cuda::test

@@ -15,11 +15,12 @@ struct KdaChain : KdaOwner<kConfig> {
     using Base = KdaOwner<kConfig>;
     using Base::kIo, Base::shared, Base::work, Base::state, Base::rounded_state, Base::thread;
 
-    __device__ __forceinline__ KdaChain(KdaOwnerPlan<kConfig>& shared, const ChunkedArgs& args)
-        : Base(shared, args, shared.work) {}
+    // carried: the sequence and head's state where a window begins or ends inside the sequence; nullptr: its final state is.
+    __device__ __forceinline__ KdaChain(KdaOwnerPlan<kConfig>& shared, const ChunkedArgs& args, float* carried)
+        : Base(shared, args, shared.work), carried(carried) {}
 
     __device__ __forceinline__ void run() {
-        load_state(*this, initial_state(*this));
+        load_state(*this, work.states.begins ? initial_state(*this) : carried_state());
         warpgroup_fence_operand(state);
         read_ahead(*this, ahead, 0);
         round_for_chunk(*this, 0, flags());
@@ -32,13 +33,18 @@ struct KdaChain : KdaOwner<kConfig> {
             checked = chunk;
             if (products_may_overflow(*this, ahead.values, flags())) run_by_tokens(chunk++);
         }
-        store_state(*this, final_state(*this));
+        store_state(*this, work.states.ends ? final_state(*this) : carried_state());
     }
 
   private:
+    float* const carried;
     KdaReadAhead ahead;
     unsigned residual_parity = 0;
 
+    __device__ __forceinline__ StatePlace carried_state() const {
+        if (carried != nullptr) return {carried};
+        return place_of_head(*this, static_cast<const float*>(this->args.call.last.data) + work.states.last_slot);
+    }
     // The flags of the chunk read ahead, uniform for the compiler.
     __device__ __forceinline__ unsigned flags() const { return __shfl_sync(0xffffffffu, ahead.flags, 0); }
 

@@ -4,20 +4,32 @@
 #include <gdn_cuda/kernels/chunked/ahead/handover.cuh>
 #include <gdn_cuda/kernels/chunked/outputs.cuh>
 #include <gdn_cuda/kernels/gdn/kda/own_plan.cuh>
+#include <gdn_cuda/kernels/gdn/kda/window.cuh>
 
 namespace gdn_cuda::gdn {
 
-// A sequence's records of a head.
+// A sequence's records of a head, by the block's chunks.
 struct KdaRecords {
     const KdaRecord* records;
     const unsigned* flags;
+    const int* positions;  // of packed sequences
+    int position, step;    // of others: the first chunk's, and from a chunk to the next
+    int first, count;      // the window's
 
-    __device__ __forceinline__ KdaRecords(const KdaOwnArgs& args, int sequence, int head, const Span& span, int chunks) {
-        const bool packed = args.chunked.call.cu_seqlens.data != nullptr;
-        const i64 first =
-            static_cast<i64>(head) * args.per_head + first_kda_record(packed, sequence, static_cast<int>(span.start), chunks);
-        records = args.records + first;
-        flags = args.flags + first;
+    __device__ __forceinline__ KdaRecords(const KdaOwnArgs& args, int sequence, int head, const Span& span, int chunk)
+        : records(args.records + static_cast<i64>(head) * args.window.count),
+          flags(args.flags + static_cast<i64>(head) * args.window.count),
+          positions(args.window.positions),
+          first(args.window.first),
+          count(args.window.count) {
+        step = args.chunked.call.sequences;
+        position = chunk * step + sequence;
+        if (positions != nullptr) positions += first_kda_chunk(span.start, sequence) + chunk;
+    }
+    // Clamped: sequences may overlap, as the host cannot check cu_seqlens.
+    __device__ __forceinline__ int index(int chunk) const {
+        const int at = (positions != nullptr ? positions[chunk] : position + chunk * step) - first;
+        return max(min(at, count - 1), 0);
     }
 };
 
@@ -63,19 +75,24 @@ struct KdaLoader {
 
     __device__ __forceinline__ void load_records() {
         constexpr int kTiles = kKdaPlainTiles * kTile;
-        unsigned flags = from.flags[0];
+        const int last = work.tokens.chunks - 1;
+        int index = from.index(0), next_index = from.index(min(1, last));
+        unsigned flags = from.flags[index];
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
+        for (int chunk = 0; chunk <= last; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
-            const unsigned next = chunk + 1 < work.tokens.chunks ? from.flags[chunk + 1] : 0;
+            const unsigned next_flags = from.flags[next_index];
+            const int after_next = from.index(min(chunk + 2, last));
             Barrier& full = barrier(shared.stage_full[current.index]);
             barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
             shared.flags[current.index] = flags;
             full.arrive_and_expect_tx(kTiles + static_cast<int>(sizeof(KdaFactors)));
-            const KdaRecord& record = from.records[chunk];
+            const KdaRecord& record = from.records[index];
             Copy::copy(record.key_in, word(full), shared.stages[current.index].key_in, kTiles);
             Copy::copy(&record.factors, word(full), &shared.factors[current.index], sizeof(KdaFactors));
-            flags = next;
+            index = next_index;
+            next_index = after_next;
+            flags = next_flags;
         }
     }
     __device__ __forceinline__ void load_values() {
@@ -104,9 +121,10 @@ struct KdaLoader {
         unsigned parity = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
-            if (!(from.flags[chunk] & kKdaCancels)) continue;
+            const int index = from.index(chunk);
+            if (!(from.flags[index] & kKdaCancels)) continue;
             auto& stage = shared.stages[PipelineStage<kConfig.stages>(chunk).index];
-            const KdaRecord& record = from.records[chunk];
+            const KdaRecord& record = from.records[index];
             Barrier& full = barrier(shared.residual_full);
             barrier(shared.tiles_read).wait(parity);
             parity ^= 1;

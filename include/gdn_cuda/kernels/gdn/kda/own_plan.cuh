@@ -3,6 +3,7 @@
 
 #include <gdn_cuda/kernels/chunked/ahead/plan.cuh>
 #include <gdn_cuda/kernels/gdn/kda/record.cuh>
+#include <gdn_cuda/kernels/gdn/kda/window_plan.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -50,9 +51,11 @@ struct KdaOwnerPlan {
 
 struct KdaOwnArgs {
     ChunkedArgs chunked;
+    KdaWindow window;
     const KdaRecord* records;  // (head, record), as KdaPrepareArgs has them
     const unsigned* flags;
-    int per_head, row_tiles;
+    float* carried;  // states (sequence, head, dv, dk) from window to window; nullptr: final states in fp32 are
+    int row_tiles;
 };
 
 }  // namespace gdn_cuda::gdn

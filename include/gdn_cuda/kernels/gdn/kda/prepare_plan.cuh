@@ -4,7 +4,7 @@
 #include <gdn_cuda/kernels/chunked/triangle.cuh>
 #include <gdn_cuda/kernels/common/tensor_map.cuh>
 #include <gdn_cuda/kernels/gdn/kda/record.cuh>
-#include <gdn_cuda/kernels/recurrence/call.cuh>
+#include <gdn_cuda/kernels/gdn/kda/window_plan.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -61,10 +61,10 @@ static_assert(sizeof(KdaPreparePlan) <= 112 * 1024);  // two blocks a multiproce
 
 struct KdaPrepareArgs {
     TensorMap query, key;  // (d, head, token, batch)
-    GdnCall call;
+    KdaWindowCall call;
     KdaRecord* records;  // (head, record)
     unsigned* flags;     // the same
-    int per_head;        // records
+    int per_head;        // records, as many as the window has positions
 };
 
 }  // namespace gdn_cuda::gdn

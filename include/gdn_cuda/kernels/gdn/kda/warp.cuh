@@ -5,6 +5,7 @@
 #include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/common/pairs.cuh>
 #include <gdn_cuda/kernels/gdn/kda/prepare_plan.cuh>
+#include <gdn_cuda/kernels/gdn/kda/window.cuh>  // kda_prepare's find_kda_chunk
 
 namespace gdn_cuda::gdn {
 

@@ -1,0 +1,48 @@
+// The chunks of a window: which they are, and their positions.
+#pragma once
+
+#include <gdn_cuda/kernels/common/varlen.cuh>
+#include <gdn_cuda/kernels/gdn/kda/window_plan.cuh>
+
+namespace gdn_cuda::gdn {
+
+__device__ __forceinline__ int kda_chunks_in(const Span& span) {
+    return max((span.length + kChunk - 1) / kChunk, 1);
+}
+__device__ __forceinline__ int kda_position(const GdnCall& call, const KdaWindow& window, int sequence, const Span& span,
+                                            int chunk) {
+    return window.positions != nullptr ? window.positions[first_kda_chunk(span.start, sequence) + chunk]
+                                       : chunk * call.sequences + sequence;
+}
+// The chunk at a position of the window; false if it has none.
+__device__ __forceinline__ bool find_kda_place(const GdnCall& call, const KdaWindow& window, int in_window, int& sequence,
+                                               int& chunk) {
+    const unsigned position = window.first + in_window, sequences = call.sequences;
+    if (window.places == nullptr) {
+        chunk = static_cast<int>(position / sequences);
+        sequence = static_cast<int>(position - chunk * sequences);
+        return true;
+    }
+    const KdaPlace place = window.places[position];
+    sequence = place.sequence_and_one - 1;
+    chunk = place.chunk;
+    return sequence >= 0;
+}
+
+// What kda_prepare calls; false if the record has no tokens.
+template <class Chunk>
+__device__ __forceinline__ bool find_kda_chunk(const KdaWindowCall& call, int record, int head, Chunk& found) {
+    int sequence, chunk;
+    if (!find_kda_place(call, call.window, record, sequence, chunk)) return false;
+    const Span span = span_of(call.cu_seqlens, sequence, call.tokens);
+    const int first = chunk * kChunk;
+    if (first >= span.length) return false;
+    found = {.sequence = call.cu_seqlens.data != nullptr ? 0 : sequence,
+             .head = head,
+             .key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(call.heads_per_key)),
+             .first = span.start + first,
+             .tokens = min(kChunk, span.length - first)};
+    return true;
+}
+
+}  // namespace gdn_cuda::gdn

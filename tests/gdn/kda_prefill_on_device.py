@@ -1,0 +1,221 @@
+"""chunked_forward with a gate for every channel of the key, by gdn/kda_prepare and gdn/kda_own in windows of chunks and by
+kernels that go token by token, against the recurrence in fp64: what it reads, writes and leaves alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from devices import Device
+from helpers import rel_rms
+from kda_cases import decays, literal
+from kda_chunks_on_device import BF16, BOUND, KERNELS, inputs, launch, there
+from torch import Tensor
+
+import gdn_cuda
+
+ROWS = ("query", "key", "value", "beta")
+
+
+def packed(lengths: list[int], more: int = 0, **options: Any) -> dict[str, Tensor]:
+    """Sequences of these lengths, and tokens after the last."""
+    x = {name: t[0] for name, t in inputs(sum(lengths) + more, **options).items()}
+    rng = torch.Generator().manual_seed(7)
+    x["state"] = torch.randn(len(lengths), *x["state"].shape, generator=rng)
+    return x | {"cu_seqlens": torch.tensor([0, *lengths]).cumsum(0)}
+
+
+def sequences_of(x: dict[str, Tensor]) -> list[slice]:
+    return [slice(first, end) for first, end in pairwise(x["cu_seqlens"].tolist())]
+
+
+def states_of(x: dict[str, Tensor], start: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+    """(output, states after every token of each sequence, the one before first) of a packed call, with l2 norm."""
+    decay = decays(x["gate"])
+    start = x["state"] if start is None else start
+    output, states = torch.zeros(*decay.shape[:-1], x["value"].shape[-1]).double(), []
+    for n, at in enumerate(sequences_of(x)):
+        first = start[n : n + 1].double()
+        if at.start == at.stop:
+            states.append(first)
+            continue
+        found, after = literal(*(x[name][None, at] for name in ROWS), decay[None, at], first, norm=True)
+        output[at] = found[0]
+        states.append(torch.cat([first, after[0]]))
+    return output, states
+
+
+@pytest.fixture(params=["auto", "1", "3"])
+def window(request: pytest.FixtureRequest, device: Device, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Chunks of a head that are prepared at a time. A process on a GPU reads the variable once."""
+    if not device.emulate and request.param != "auto":
+        pytest.skip("other tests have read GDN_KDA_WINDOW")
+    monkeypatch.setenv("GDN_KDA_WINDOW", request.param)
+    return str(request.param)
+
+
+# ---- Windows
+
+
+@pytest.mark.parametrize("state", ["float32", "bfloat16", "none"])
+def test_windows_of_padded_sequences(device: Device, window: str, state: str) -> None:
+    x = inputs(150, "bounded", beta=2.0, B=2)
+    options: dict[str, Any] = {"output_final_state": state != "none"}
+    if state == "bfloat16":
+        x["state"] = x["state"].to(BF16)
+    found = launch(device, x, norm=True, **options)
+    output, states = literal(*(x[name] for name in ROWS), decays(x["gate"]), x["state"], norm=True)
+    assert rel_rms(found["out"], output) < BOUND[BF16]
+    if state != "none":
+        assert found["state"].dtype == x["state"].dtype
+        assert rel_rms(found["state"], states[:, -1]) < BOUND[BF16]
+
+
+def test_windows_of_packed_sequences(device: Device, window: str) -> None:
+    x = packed([70, 0, 1, 130, 64, 0], more=5, gates="bounded", beta=2.0)
+    found = launch(device, x, norm=True)
+    output, states = states_of(x)
+    assert rel_rms(found["out"], output) < BOUND[BF16] and not found["out"][265:].any()
+    assert rel_rms(found["state"], torch.stack([each[-1] for each in states])) < BOUND[BF16]
+    for empty in (1, 5):
+        assert torch.equal(found["state"][empty], x["state"][empty])
+    alone = launch(device, {name: t[71:201] for name, t in x.items() if name != "state"} | {
+        "state": x["state"][3:4], "cu_seqlens": torch.tensor([0, 130])
+    }, norm=True)  # fmt: skip
+    assert torch.equal(alone["out"], found["out"][71:201]) and torch.equal(alone["state"][0], found["state"][3])
+
+
+def test_a_head_has_the_same_bits_beside_many(device: Device) -> None:
+    """On a GPU, 64 heads have windows of 4 chunks, and one has all chunks in one window."""
+    heads = device.size(2, 64)
+    x = inputs(device.size(70, 1000), "init", Hk=heads, Hv=heads)
+    found = launch(device, x, norm=True)
+    one = {name: t[:, -1:] if name == "state" else t[:, :, -1:] for name, t in x.items()}
+    alone = launch(device, one, norm=True)
+    assert torch.equal(alone["out"], found["out"][:, :, -1:]) and torch.equal(alone["state"], found["state"][:, -1:])
+    again = launch(device, x, norm=True)
+    assert torch.equal(again["out"], found["out"]) and torch.equal(again["state"], found["state"])
+
+
+def test_invalid_offsets_write_nothing_else(device: Device) -> None:
+    for offsets in ([0, 100, 50, 120], [3, 2, 1, 0], [-5, 60, 400, 90], [0, 120, 0, 120]):
+        x = packed([40, 40, 40]) | {"cu_seqlens": torch.tensor(offsets)}
+        launch(device, x, norm=True)
+        device.synchronize()
+
+
+# ---- Pools
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_a_pool(device: Device, window: str, dtype: torch.dtype) -> None:
+    x = packed([70, 0, 3, 65], gates="init", dv=72)
+    rng = torch.Generator().manual_seed(9)
+    pool = torch.randn(7, 2, *x["state"].shape[1:], generator=rng)[:, 0].to(dtype)  # slots with gaps between
+    slots = torch.tensor([5, 2, -1, 0], dtype=torch.int32)
+    given = there(device, {**{n: t for n, t in x.items() if n != "state"}, "state": pool, "state_indices": slots})
+    given["state"] = pool.clone() if not device.emulate else pool
+    kept = pool.clone()
+    given["state"] = given["state"].to(device.name)
+    out = torch.full_like(x["value"], torch.nan).to(device.name)
+    with device.only(*KERNELS, "gdn/kda_order", "gdn/move_states"):
+        gdn_cuda.chunked_forward(**given, use_qk_l2norm=True, out=out)
+    after, out = given["state"].cpu(), out.cpu()
+    start = kept[slots.clamp(min=0).long()].float()
+    output, states = states_of(x, start)
+    output[70:73] = 0
+    bound = BOUND[BF16] + (4e-3 if dtype == BF16 else 0)
+    assert rel_rms(out, output) < BOUND[BF16] and not out[70:73].any()
+    for n, slot in ((0, 5), (3, 0)):
+        assert rel_rms(after[slot], states[n][-1]) < bound
+    assert torch.equal(after[[1, 2, 3, 4, 6]], kept[[1, 2, 3, 4, 6]])
+
+
+def test_slots_past_the_pool_write_nothing(device: Device) -> None:
+    x = inputs(70, B=2)
+    pool = torch.randn(3, *x["state"].shape[1:], generator=torch.Generator().manual_seed(3))
+    given = there(device, x | {"state": pool.clone(), "state_indices": torch.tensor([7, 1])})
+    with device.only(*KERNELS):
+        out, after = gdn_cuda.chunked_forward(**given, use_qk_l2norm=True)
+    assert bool(out[0].isnan().all()) and bool(out[1].isfinite().all())
+    assert torch.equal(after.cpu()[[0, 2]], pool[[0, 2]]) and not torch.equal(after.cpu()[1], pool[1])
+
+
+def test_write_indices_and_first_states(device: Device, window: str) -> None:
+    x = packed([70, 0, 3, 65, 1], gates="init")
+    pool = torch.randn(8, *x["state"].shape[1:], generator=torch.Generator().manual_seed(3))
+    read, write = torch.tensor([1, 2, 3, -1, 4]), torch.tensor([0, 5, -1, 6, 7])
+    has_state = torch.tensor([True, False, True, True, False])
+    given = there(device, x | {"state": pool.clone(), "state_indices": read, "write_indices": write})
+    given["has_initial_state"] = has_state.to(device.name)
+    with device.only(*KERNELS, "gdn/kda_order", "gdn/move_states"):
+        out, after = gdn_cuda.chunked_forward(**given, use_qk_l2norm=True)
+    start = torch.where(has_state[:, None, None, None], pool[read.clamp(min=0)], 0)
+    output, states = states_of(x, start)
+    output[73:138] = 0
+    assert rel_rms(out.cpu(), output) < BOUND[BF16]
+    for n, slot in ((0, 0), (1, 5), (4, 7)):
+        assert (after[slot].cpu() - states[n][-1]).norm() <= BOUND[BF16] * states[n][-1].norm()
+    assert torch.equal(after.cpu()[[1, 2, 3, 4, 6]], pool[[1, 2, 3, 4, 6]])
+
+
+# ---- Checkpoints
+
+
+@pytest.mark.parametrize("every", [64, 128])
+def test_checkpoints_and_states_before(device: Device, window: str, every: int) -> None:
+    x = packed([150, 0, 64, 63], gates="init", beta=2.0)
+    _, states = states_of(x)
+    before = torch.full((8, *x["state"].shape[1:]), torch.nan).to(device.name)
+    found = launch(device, x, norm=True, checkpoint_every=every, states_before=before)
+    wanted = torch.cat([each[every::every] for each in states])
+    rows = found["checkpoints"]
+    assert rows.shape[0] == 277 // every and not rows[wanted.shape[0] :].any()
+    assert rel_rms(rows[: wanted.shape[0]], wanted) < BOUND[BF16]
+    blocks = torch.cat([each[: max(each.shape[0] - 1, 0) : every] for each in states])
+    before = before.cpu()
+    assert rel_rms(before[: blocks.shape[0]], blocks) < BOUND[BF16] and not before[blocks.shape[0] :].any()
+
+
+# ---- What goes another way
+
+
+@pytest.mark.parametrize("change", ["float32", "dk", "odd rows", "no tokens"])
+def test_other_calls_go_token_by_token(device: Device, change: str) -> None:
+    x = inputs(0 if change == "no tokens" else 5, "bounded", beta=2.0, dk=136 if change == "dk" else 64)
+    if change == "float32":
+        x |= {name: x[name].float() for name in ("query", "key", "value")}
+    if change == "odd rows":
+        x["query"] = torch.cat([x["query"], x["query"]], -1)[..., 1:65]
+        x["key"] = torch.cat([x["key"], x["key"]], -1)[..., 1:65]
+    with device.only("gdn/recurrent", "gdn/recurrent_any", "gdn/verify"):
+        out, state = gdn_cuda.chunked_forward(**there(device, x), use_qk_l2norm=True)
+    if change == "no tokens":
+        assert torch.equal(state.cpu(), x["state"])
+        return
+    output, states = literal(*(x[name] for name in ROWS), decays(x["gate"]), x["state"], norm=True)
+    assert rel_rms(out.cpu(), output) < BOUND[BF16] and rel_rms(state.cpu(), states[:, -1]) < BOUND[BF16]
+
+
+@pytest.mark.parametrize("gate", ["every second channel", "another dtype", "one token's for all"])
+def test_gates_that_are_copied(device: Device, gate: str) -> None:
+    x = inputs(70, "bounded", dk=64)
+    if gate == "every second channel":
+        x["gate"] = torch.stack([x["gate"], x["gate"]], -1)[..., 0]
+    elif gate == "another dtype":
+        x["gate"] = x["gate"].half()
+    else:
+        x["gate"] = x["gate"][:, :1].expand(x["gate"].shape)
+    found = launch(device, x, norm=True)
+    output, states = literal(*(x[name] for name in ROWS), decays(x["gate"]), x["state"], norm=True)
+    assert rel_rms(found["out"], output) < BOUND[BF16] and rel_rms(found["state"], states[:, -1]) < BOUND[BF16]
+
+
+def test_rows_with_gaps_and_wide_values(device: Device) -> None:
+    x = inputs(70, "bounded", dk=64, dv=200)
+    x["query"] = torch.stack([x["query"], x["query"]], -1)[..., 0]
+    found = launch(device, x, norm=True)
+    output, states = literal(*(x[name] for name in ROWS), decays(x["gate"]), x["state"], norm=True)
+    assert rel_rms(found["out"], output) < BOUND[BF16] and rel_rms(found["state"], states[:, -1]) < BOUND[BF16]
