@@ -282,3 +282,21 @@ def kda() -> None:
             query, key, value, gate, beta, state, torch.tensor(cu_seqlens, device="cuda"), None, None, True,
             None, None, False, False, False, True, True, records, flags, torch.empty_like(state), torch.empty_like(value),
         )  # fmt: skip
+
+
+@sanitizes("kda_mma", variables={"GDN_PREFILL": "mma"})
+def kda_mma() -> None:
+    """Packed sequences with right and invalid offsets, pools, checkpoints, every form of a gate, decays of every speed, and a
+    reset with values that are not finite."""
+    offsets = ([0, 70, 70, 71, 271], *HOSTILE_OFFSETS)
+    for cu_seqlens, (dk, dv), io, pace in product(offsets, ((128, 128), (40, 72), (256, 24)), HALVES, (-0.01, -30.0)):
+        query, key = (draw(271, 1, dk, dtype=io) for _ in range(2))
+        value, beta = draw(271, 2, dv, dtype=io), draw(271, 2).sigmoid() * 2
+        gate = pace * draw(271, 2, dk).abs().to(io if dk == 40 else torch.float32)
+        value[30], gate[31] = torch.inf, -torch.inf
+        x = {"query": query, "key": key, "value": value, "beta": beta, "gate": gate, "state": draw(4, 2, dv, dk)}
+        x |= {"cu_seqlens": torch.tensor(cu_seqlens, device="cuda")}
+        gdn_cuda.chunked_forward(**x, use_qk_l2norm=True, checkpoint_every=64)
+        raw = {"A_log": draw(2), "dt_bias": draw(2, dk), "beta_is_logit": True}
+        gdn_cuda.chunked_forward(**on_pool(x), **raw)
+        gdn_cuda.chunked_forward(**x, **raw, lower_bound=-5.0)

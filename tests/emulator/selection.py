@@ -86,6 +86,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_prefill.py::test_lengths[65-64-one group-io0]": ("gdn/prefill",),
     "test_prefill_ahead.py::test_state_dtypes[None]": ("gdn/prefill_ahead",),
     "test_kda_chunks.py::test_lengths[65]": ("gdn/kda_prepare", "gdn/kda_own"),
+    "test_kda_mma.py::test_lengths[65]": ("gdn/kda_mma",),
     "test_summary.py::test_resets[100-reset]": (
         "gdn/summary",
         "gdn/summary_gates",

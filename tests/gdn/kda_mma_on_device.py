@@ -72,7 +72,8 @@ def test_lengths(device: Device, T: int) -> None:
 # One warp of value rows, four, and eight; with as many warps that make operands, and more.
 @pytest.mark.parametrize("io", [BF16, FP16])
 @pytest.mark.parametrize(
-    "dk, dv", [(16, 16), (64, 40), (40, 72), (96, 64), (96, 80), (128, 24), (128, 136), (192, 8), (144, 72), (256, 72), (256, 256)]
+    "dk, dv",
+    [(16, 16), (64, 40), (40, 72), (96, 64), (96, 80), (128, 24), (128, 136), (192, 8), (144, 72), (256, 72), (256, 256)],
 )
 def test_head_dimensions(device: Device, dk: int, dv: int, io: torch.dtype) -> None:
     check(device, inputs(50, "init", beta=2.0, dk=dk, dv=dv, io=io), BOUND[io])
