@@ -189,8 +189,8 @@ def chunked(
     chunk: int = CHUNK,
     output_final_state: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same results, `chunk` tokens at a time, by `chunk_u_w`, `chunk_states` and `chunk_outputs`; token by token with a gate
-    for every channel of the key.
+    """The same results, `chunk` tokens at a time, by `chunk_u_w`, `chunk_states` and `chunk_outputs`; with a gate for every
+    channel of the key token by token.
 
     Returns output, final state and checkpoints (total,Hv,dv,dk): the states after every `checkpoint_every` tokens (a multiple
     of `chunk`; 0 means none), floor(length / checkpoint_every) for each sequence, in sequence order. Without
@@ -247,8 +247,8 @@ def _chunks_at_once(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
 
 
 def _chunks_by_token(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
-    """`_chunks_at_once` by the recurrence: in the chunked form infinities and NaN would pass a reset, as 0 · inf is NaN; and with
-    a gate for every channel its scores would have a decay for each."""
+    """`_chunks_at_once` by the recurrence: in the chunked form infinities and NaN would pass a reset, as 0 · inf is NaN; with a
+    gate for every channel its scores would have a decay for each."""
     outputs, states = [], [x.state]
     for first in range(0, x.v.shape[1], chunk):
         output, state, _ = _recurrence(x.part(first, first + chunk, states[-1]), keep_steps=False)

@@ -263,10 +263,10 @@ def run_chunk_steps(x: dict[str, Tensor], states: tuple[int, ...]) -> None:
     gdn_cuda.bf16_gdn_chunked_compute_O(q, before, k, u, o, summed, cu_seqlens=offsets)
 
 
-@sanitizes("kda_prepare", "kda_own")
+@sanitizes("kda_prepare", "kda_own", "kda_order")
 def kda() -> None:
-    """The internal operator: packed sequences with right and invalid offsets, decays of every speed, and a reset with values
-    that are not finite."""
+    """Packed sequences with right and invalid offsets, decays of every speed, and a reset with values that are not finite; from
+    states and from a pool, with slots that do not exist."""
     offsets = ([0, 70, 70, 71, 271], *HOSTILE_OFFSETS)
     for cu_seqlens, dk, dv, io, pace in product(offsets, (128, 40), (128, 72), HALVES, (-0.01, -1.0, -30.0)):
         query, key = (draw(271, 1, dk, dtype=io) for _ in range(2))
@@ -275,13 +275,13 @@ def kda() -> None:
         if pace == -1.0:
             gate[40] = -torch.inf
             value[30] = torch.inf
-        records = torch.empty(2, 271 // 64 + 4, 82 * 1024, dtype=torch.uint8, device="cuda")
-        flags = torch.zeros(records.shape[:2], dtype=torch.int32, device="cuda")
-        state = draw(4, 2, dv, dk)
-        torch.ops.gdn_cuda.kda_chunks(
-            query, key, value, gate, beta, state, torch.tensor(cu_seqlens, device="cuda"), None, None, True,
-            None, None, False, False, False, True, True, records, flags, torch.empty_like(state), torch.empty_like(value),
-        )  # fmt: skip
+        rows = (query, key, value, beta, gate)
+        packed_at = torch.tensor(cu_seqlens, device="cuda")
+        gdn_cuda.chunked_forward(*rows, draw(4, 2, dv, dk), packed_at, use_qk_l2norm=True, checkpoint_every=64)
+        slots = torch.tensor([2, -1, 9, 0], device="cuda")
+        gdn_cuda.chunked_forward(*rows, draw(3, 2, dv, dk).to(io), packed_at, state_indices=slots)
+    many = {name: draw(1, 1000, 64, 128, dtype=torch.bfloat16) for name in ("query", "key", "value")}  # more than one window
+    gdn_cuda.chunked_forward(**many, beta=draw(1, 1000, 64).sigmoid(), gate=-draw(1, 1000, 64, 128).abs(), use_qk_l2norm=True)
 
 
 @sanitizes("kda_mma", variables={"GDN_PREFILL": "mma"})

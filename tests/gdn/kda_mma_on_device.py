@@ -1,5 +1,5 @@
-"""gdn/kda_mma, for GPUs other than Hopper and for long keys, against the recurrence in fp64: the tests of Kimi Delta Attention's
-chunks whose kernels do not matter, and lengths and head dimensions of its own."""
+"""gdn/kda_mma, for GPUs other than Hopper and for long keys, against the recurrence in fp64: those tests of Kimi Delta
+Attention's prefill in which the kernels do not matter, and lengths and head dimensions of its own."""
 
 from __future__ import annotations
 
