@@ -21,8 +21,9 @@
 //     operands    a thread has two channels of half of the chunk (kda_mma/elements.cuh)
 //     scores      four warps, a level each (kda_mma/tokens.cuh); all warps: X = v - K_in S^T and Q_in S^T (kda_mma/rows.cuh)
 //     the rest    each warp inverts I + A for itself
-// T, P and V' are the sum of two 16-bit parts, as in gdn/prefill_mma. A chunk with a reset and results that are not finite is
-// computed again token by token.
+// T, P, X, V' and K_out are each the sum of two 16-bit parts: where keys repeat and beta is near 2, V' is large and alternates
+// in sign, so that what rounding each once leaves does not cancel in the state. A chunk with a reset and results that are not
+// finite is computed again token by token.
 //
 // Bound: latency of a chunk's phases (suspected; not measured).
 #pragma once
@@ -50,8 +51,11 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     cp_async_fence();
     own.load_values(0);
     cp_async_fence();
-    tokens.issue_beta_loads(0);
-    if (elements.has_channels()) elements.issue_gate_loads(0);
+    const auto issue_gate_loads = [&](int chunk) {
+        tokens.issue_beta_loads(chunk);
+        if (elements.has_channels()) elements.issue_gate_loads(chunk);
+    };
+    issue_gate_loads(0);
     own.load();
     const int chunks = static_cast<int>(ceil_div(shared.work.length, kKdaMmaTokens));
 #pragma unroll 1
@@ -61,8 +65,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         tokens.store_factors(chunk);
         if (elements.has_channels()) elements.store_operands(chunk);
         __syncthreads();
-        tokens.issue_beta_loads(chunk + 1);
-        if (kConfig.loads_gates_early() && elements.has_channels()) elements.issue_gate_loads(chunk + 1);
+        if (kConfig.loads_gates_early()) issue_gate_loads(chunk + 1);
         tokens.form_scores();
         if (own.has_rows()) own.apply_state();
         __syncthreads();  // A and P are complete, and no warp reads the keys any more
@@ -76,7 +79,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
             own.store_checkpoint_after((chunk + 1) * kKdaMmaTokens - 1);
         }
         cp_async_fence();
-        if (!kConfig.loads_gates_early() && elements.has_channels()) elements.issue_gate_loads(chunk + 1);
+        if (!kConfig.loads_gates_early()) issue_gate_loads(chunk + 1);
     }
     own.store_last();
 }

@@ -65,10 +65,11 @@ struct KdaMmaElements {
             for (int i = 0; i < kTokens; ++i)
                 if (i >= tokens) decay[i] = {1.f, 1.f};
         unsigned key[kTokens], query[kTokens];
+        const unsigned keys = rows_at(shared.key, kTokens * upper), queries = rows_at(shared.query, kTokens * upper);
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
-            key[i] = load_shared_word(at(shared.key, kTokens * upper + i));
-            query[i] = load_shared_word(at(shared.query, kTokens * upper + i));
+            key[i] = load_shared_word(row(keys, i));
+            query[i] = load_shared_word(row(queries, i));
         }
         float2 total = decay[0];
 #pragma unroll
@@ -117,12 +118,14 @@ struct KdaMmaElements {
         }
     }
 
-    // The address of this thread's pair in a row.
+    // The address of this thread's pair in row `first`, a multiple of 4, and from it that in row first + i: i is below 4, or 8
+    // where `first` is a multiple of 8.
     template <class Tile>
-    __device__ __forceinline__ unsigned at(const Tile* tiles, unsigned row) const {
-        return shared_address(tiles[channel / kMmaTileElements].bytes) + kda_tile_vector(row, channel % kMmaTileElements / 8) +
-               channel % 8 * 2;
+    __device__ __forceinline__ unsigned rows_at(const Tile* tiles, unsigned first) const {
+        return shared_address(tiles[channel / kMmaTileElements].bytes) +
+               kda_tile_vector(first, channel % kMmaTileElements / 8) + channel % 8 * 2;
     }
+    __device__ __forceinline__ static unsigned row(unsigned rows, int i) { return (rows ^ i << 4) + i * 128; }
     __device__ __forceinline__ static void store(unsigned address, unsigned pair, float2 factor) {
         const float2 x = times(unpack<kIo>(pair), factor);
         store_shared(address, pack<kIo>(x.x, x.y));
@@ -130,29 +133,32 @@ struct KdaMmaElements {
     // K_in, Q_in, K_out, and the halves of 8 tokens, which have the same products but those of the other half.
     __device__ __forceinline__ void store_in_and_out(const unsigned (&key)[kTokens], const unsigned (&query)[kTokens],
                                                      const float2 (&decay)[kTokens], float2 other) const {
-        const unsigned first = kTokens * upper;
         const float2 before = upper ? other : float2{1.f, 1.f}, after = upper ? float2{1.f, 1.f} : other;
-        auto& levels = shared.levels;
+        const unsigned keys_in = rows_at(shared.key_in, kTokens * upper),
+                       queries_in = rows_at(shared.query_in, kTokens * upper), left = rows_at(shared.levels.left[0], 0),
+                       left_queries = rows_at(shared.levels.left[0], kTokens);
         float2 factor{1.f, 1.f};
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             factor = times(factor, decay[i]);
             const float2 whole = times(factor, before);
-            store(at(shared.key_in, first + i), key[i], whole);
-            store(at(shared.query_in, first + i), query[i], whole);
+            store(row(keys_in, i), key[i], whole);
+            store(row(queries_in, i), query[i], whole);
             if (upper) {
-                store(at(levels.left[0], i), key[i], factor);
-                store(at(levels.left[0], kTokens + i), query[i], factor);
+                store(row(left, i), key[i], factor);
+                store(row(left_queries, i), query[i], factor);
             }
         }
+        const unsigned out = rows_at(shared.key_out, kTokens * upper),
+                       residual = rows_at(shared.key_out_residual, kTokens * upper), right = rows_at(shared.levels.right[0], 0);
         factor = {1.f, 1.f};
 #pragma unroll
         for (int i = kTokens - 1; i >= 0; --i) {
-            const float2 out = times(unpack<kIo>(key[i]), times(factor, after));
-            const unsigned rounded = pack<kIo>(out.x, out.y);
-            store_shared(at(shared.key_out, first + i), rounded);
-            store_shared(at(shared.key_out_residual, first + i), pack_residual<kIo>(out.x, out.y, rounded));
-            if (!upper) store(at(levels.right[0], i), key[i], factor);
+            const float2 x = times(unpack<kIo>(key[i]), times(factor, after));
+            const unsigned rounded = pack<kIo>(x.x, x.y);
+            store_shared(row(out, i), rounded);
+            store_shared(row(residual, i), pack_residual<kIo>(x.x, x.y, rounded));
+            if (!upper) store(row(right, i), key[i], factor);
             factor = times(factor, decay[i]);
         }
     }
@@ -161,28 +167,31 @@ struct KdaMmaElements {
     __device__ __forceinline__ void store_halves(const unsigned (&key)[kTokens], const unsigned (&query)[kTokens],
                                                  const float2 (&decay)[kTokens]) const {
         constexpr int kHalf = kTokens >> kLevel;
-        const auto row_of = [&](int i) { return kTokens / 2 * upper + i / (2 * kHalf) * kHalf + i % kHalf; };
-        auto& levels = shared.levels;
+        const auto of_half = [](int i) { return i / (2 * kHalf) * kHalf + i % kHalf; };
+        const unsigned first = kTokens / 2 * upper, left = rows_at(shared.levels.left[kLevel], first),
+                       left_queries = rows_at(shared.levels.left[kLevel], kTokens + first);
         float2 factor{1.f, 1.f};
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             if (!(i & kHalf)) continue;
             factor = i % kHalf == 0 ? decay[i] : times(factor, decay[i]);
-            store(at(levels.left[kLevel], row_of(i)), key[i], factor);
-            store(at(levels.left[kLevel], kTokens + row_of(i)), query[i], factor);
+            store(row(left, of_half(i)), key[i], factor);
+            store(row(left_queries, of_half(i)), query[i], factor);
         }
-        if constexpr (kHalf > 1)
+        if constexpr (kHalf > 1) {
+            const unsigned right = rows_at(shared.levels.right[kLevel], first);
 #pragma unroll
             for (int i = kTokens - 1; i >= 0; --i) {
                 if (i & kHalf) continue;
                 if (i % kHalf == kHalf - 1) {
                     factor = decay[i];
-                    store_shared(at(levels.right[kLevel], row_of(i)), key[i]);
+                    store_shared(row(right, of_half(i)), key[i]);
                 } else {
-                    store(at(levels.right[kLevel], row_of(i)), key[i], factor);
+                    store(row(right, of_half(i)), key[i], factor);
                     factor = times(factor, decay[i]);
                 }
             }
+        }
     }
 };
 

@@ -33,6 +33,12 @@ struct alignas(128) KdaMmaTile {
     unsigned char bytes[kKdaMmaTokens * kMmaTileElements * 2];
 };
 
+// Four rows of a warp's state while a chunk goes token by token.
+template <int kHeadK>
+struct alignas(16) KdaTokenRows {
+    float at[4][kHeadK];
+};
+
 template <KdaMmaConfig kConfig>
 struct KdaMmaPlan {
     static constexpr int kTiles = kConfig.tiles();
@@ -47,6 +53,10 @@ struct KdaMmaPlan {
         Rows left[kKdaMmaLevels];
         EightRows right[kKdaMmaLevels - 1][kTiles];
     };
+    union OfWarp {
+        Block inverse;
+        KdaTokenRows<kConfig.head_k> rows;
+    };
     // A warp's values, 16 tokens x 16 rows of the state (MmaLane::block_vector), overwritten by its outputs.
     struct alignas(128) Values {
         unsigned char bytes[kKdaMmaTokens * kMmaWarpRows * 2];
@@ -56,7 +66,7 @@ struct KdaMmaPlan {
     Rows key_in, query_in, key_out, key_out_residual;
     union {
         Levels levels;
-        Block inverse[kConfig.warps];  // once there are scores, each warp's own
+        OfWarp of_warp[kConfig.warps];  // once there are scores
     };
     Values values[kConfig.warps];
     Block scores;                                        // A below the diagonal, P transposed on and above it

@@ -1,9 +1,8 @@
 // What a chunk of gdn/kda_mma does to a warp's rows of the state, and its outputs.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/chunked_mma/by_token.cuh>
+#include <gdn_cuda/kernels/gdn/kda_mma/by_token.cuh>
 #include <gdn_cuda/kernels/gdn/kda_mma/lane.cuh>
-#include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -26,9 +25,6 @@ struct KdaMmaRows : MmaStateRows<kConfig, KdaMmaPlan<kConfig>> {
         return min(kKdaMmaTokens, work.length - chunk * kKdaMmaTokens);
     }
     __device__ __forceinline__ unsigned values() const { return shared_address(shared.values[warp].bytes); }
-    __device__ __forceinline__ Io* value_at(int token, int half) const {
-        return static_cast<Io*>(__cvta_shared_to_generic(values() + block_vector(token, half))) + g;
-    }
 
     // ---- Values and outputs in memory: a 16-byte vector of a token by a lane
 
@@ -85,7 +81,7 @@ struct KdaMmaRows : MmaStateRows<kConfig, KdaMmaPlan<kConfig>> {
     // V' = T X, the outputs, and the state after the chunk. is_last: of the sequence, and the state is not stored.
     __device__ __forceinline__ void advance(int chunk, bool is_last) {
         refresh();
-        auto& inverse = shared.inverse[warp];
+        auto& inverse = shared.of_warp[warp].inverse;
         invert_block(shared.scores, inverse, lane);
         Sums v = {};
         Right right;
@@ -109,7 +105,7 @@ struct KdaMmaRows : MmaStateRows<kConfig, KdaMmaPlan<kConfig>> {
             for (int n = 0; n < 2; ++n) mma_m16n8k16<kIo>(output[n], parts[i / 2], right[i % 2][n][0], right[i % 2][n][1]);
         const auto resets = *reinterpret_cast<const uint2*>(shared.resets);
         if (resets.x | resets.y)
-            if (!is_finite(v)) return advance_by_token(chunk);
+            if (!is_finite(v)) return advance_by_token(*this, shared.of_warp[warp].rows, chunk);
         stage_output();
         if (is_last) return;
         refresh();
@@ -201,38 +197,6 @@ struct KdaMmaRows : MmaStateRows<kConfig, KdaMmaPlan<kConfig>> {
         add(output);
         add(state);
         return __all_sync(0xffffffffu, zero == 0.f);
-    }
-    __device__ __forceinline__ void advance_by_token(int chunk) {
-        float* const decays = &shared.inverse[warp].at[0][0];  // of a token: the inverse is no longer needed
-        static_assert(sizeof(ChunkTriangle::Block) >= kConfig.head_k * sizeof(float));
-        const auto decays_of = [&](i64 token) {
-            __syncwarp();  // the last token's have been read
-            store_decays(decays, token);
-            __syncwarp();
-            return [this, decays](int n) { return pair_at(&decays[8 * n + 2 * t]); };
-        };
-        const auto beta_of = [&](i64 token) {
-            RawGates gates;
-            gates.load_beta(call, work.beta + token * call.beta.token);
-            return gates.beta_of(call, call.forms);
-        };
-        gdn::advance_by_token(*this, chunk * i64{kKdaMmaTokens}, tokens_in(chunk), decays_of, beta_of);
-    }
-    // Past dk there is none: 1.
-    __device__ __forceinline__ void store_decays(float* decays, i64 token) const {
-        const float A_log = call.A_log.data != nullptr ? load_float(call.A_log, work.head) : 0.f;
-#pragma unroll 1
-        for (int c = lane; c < kConfig.head_k; c += 32) {
-            float decay = 1.f;
-            if (c < call.dk) {
-                float gate = load_float(call.gate.values, work.gate + token * call.gate.token + c);
-                if (call.dt_bias.data != nullptr) gate += load_float(call.dt_bias, work.head * call.channels.bias_head + c);
-                with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() {
-                    decay = ChannelDecay<kForm>(A_log, call.channels.lower_bound)(gate);
-                });
-            }
-            decays[c] = decay;
-        }
     }
 };
 

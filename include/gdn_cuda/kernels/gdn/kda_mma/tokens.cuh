@@ -37,6 +37,7 @@ struct KdaMmaTokens : MmaPartsLane {
         load_rows(shared.query, work.query, call.query.token, chunk);
     }
     __device__ __forceinline__ void issue_beta_loads(int chunk) {
+        refresh();
         next.beta = 0;
         if (token() < tokens_in(chunk))
             next.load_beta(call, work.beta + (chunk * i64{kKdaMmaTokens} + token()) * call.beta.token);
@@ -46,13 +47,14 @@ struct KdaMmaTokens : MmaPartsLane {
         refresh();
         float products[3] = {};  // k.k, q.q, q.k
         const int first = thread % kTokenLanes;
-        const unsigned keys = shared_address(shared.key), queries = shared_address(shared.query);
+        constexpr unsigned kQueries = sizeof(shared.key);  // they follow the keys
+        const unsigned keys = shared_address(shared.key);
 #pragma unroll
         for (int i = 0; i < kVectors; i += kTokenLanes) {
             const int vector = first + i;
             if (i + kTokenLanes > kVectors && vector >= kVectors) continue;
             const unsigned at = vector / 8 * static_cast<int>(sizeof(KdaMmaTile)) + kda_tile_vector(token(), vector % 8);
-            const uint4 k = load_shared(keys + at), q = load_shared(queries + at);
+            const uint4 k = load_shared(keys + at), q = load_shared(keys + at + kQueries);
             const unsigned key[4] = {k.x, k.y, k.z, k.w}, query[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
             for (int n = 0; n < 4; ++n) {

@@ -1,7 +1,6 @@
 // What a chunk does in gdn/prefill_mma to a warp's rows of the state, and its outputs.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/chunked_mma/by_token.cuh>
 #include <gdn_cuda/kernels/gdn/chunked_mma/rows.cuh>
 
 namespace gdn_cuda::gdn {
@@ -96,18 +95,82 @@ __device__ __forceinline__ bool is_finite(const Owner& own, const MmaLane::Token
     add(own.state);
     return __all_sync(0xffffffffu, zero == 0.f);
 }
-// It reads gates and betas from global memory, as their shared memory may already hold the next chunk.
+// Elements 8 n + 2 t and + 1 of a token's row, where `row` points to element 2 t; zeros past its end. The load is volatile:
+// otherwise keys, which are read twice, would stay in registers, and the state would spill.
+template <class Owner>
+__device__ __forceinline__ float2 pair_of_row(const Owner& own, const typename Owner::Io* row, int n) {
+    unsigned pair;
+    asm volatile(
+        "{\n"
+        ".reg .pred exists;\n"
+        "setp.ne.u32 exists, %2, 0;\n"
+        "mov.u32 %0, 0;\n"
+        "@exists ld.global.u32 %0, [%1];\n"
+        "}"
+        : "=r"(pair)
+        : "l"(row + 8 * n), "r"(static_cast<unsigned>(8 * n < own.call.dk)));
+    return unpack<Owner::kIo>(pair);
+}
+// Sums over the four lanes that hold the same rows of the state.
+__device__ __forceinline__ float row_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+// Computes the recurrence token by token; outputs overwrite the values, as in MmaRows::stage. This path is rare, so its code
+// is short. It reads keys, queries and scalars from global memory, as their shared memory may already hold the next chunk.
 template <class Owner>
 __device__ __forceinline__ void advance_by_token(Owner& own, int chunk) {
-    const auto load = [&](const Scalars& scalars, i64 first, DType type, i64 token) {
-        return load_float({scalars.values.data, type}, first + token * scalars.token);
-    };
-    const auto decays_of = [&](i64 token) {
-        const float decay = exp2_fast(kLog2e * load(own.call.gate, own.work.gate, own.work.gate_type, token));
-        return [decay](int) { return float2{decay, decay}; };
-    };
-    const auto beta_of = [&](i64 token) { return load(own.call.beta, own.work.beta, own.work.beta_type, token); };
-    advance_by_token(own, chunk * i64{kChunk}, own.tokens_in(chunk), decays_of, beta_of);
+    using Io = typename Owner::Io;
+    constexpr int kPairs = 2 * Owner::kStateSteps;
+#pragma unroll 1
+    for (int token = 0; token < own.tokens_in(chunk); ++token) {
+        own.refresh();
+        const i64 at = chunk * kChunk + token;
+        const Io* key = static_cast<const Io*>(own.work.key) + at * own.call.key.token + 2 * own.t;
+        const Io* query = static_cast<const Io*>(own.work.query) + at * own.call.query.token + 2 * own.t;
+        const float gate =
+            load_float({own.call.gate.values.data, own.work.gate_type}, own.work.gate + at * own.call.gate.token);
+        const float beta =
+            load_float({own.call.beta.values.data, own.work.beta_type}, own.work.beta + at * own.call.beta.token);
+        const float decay = exp2_fast(kLog2e * gate);
+        float predicted[2] = {}, square = 0.f;
+#pragma unroll
+        for (int n = 0; n < kPairs; ++n) {
+            const float2 k = pair_of_row(own, key, n);
+            square = fmaf(k.x, k.x, fmaf(k.y, k.y, square));
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                predicted[half] = fmaf(own.state[n][2 * half], k.x, fmaf(own.state[n][2 * half + 1], k.y, predicted[half]));
+            }
+        }
+        const float key_scale = own.call.qk_norm ? rsqrtf(row_sum(square) + kNormEpsilon) : 1.f;
+        float update_by_key[2], out[2] = {};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float sum = decay == 0.f ? 0.f : decay * row_sum(predicted[half]);
+            update_by_key[half] = key_scale * beta * (to_float(*own.value_at(token, half)) - key_scale * sum);
+        }
+        square = 0.f;
+#pragma unroll
+        for (int n = 0; n < kPairs; ++n) {
+            const float2 k = pair_of_row(own, key, n), q = pair_of_row(own, query, n);
+            square = fmaf(q.x, q.x, fmaf(q.y, q.y, square));
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float &x = own.state[n][2 * half], &y = own.state[n][2 * half + 1];
+                x = fmaf(update_by_key[half], k.x, decay == 0.f ? 0.f : decay * x);
+                y = fmaf(update_by_key[half], k.y, decay == 0.f ? 0.f : decay * y);
+                out[half] = fmaf(x, q.x, fmaf(y, q.y, out[half]));
+            }
+        }
+        const float query_scale = own.call.scale * (own.call.qk_norm ? rsqrtf(row_sum(square) + kNormEpsilon) : 1.f);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float output = query_scale * row_sum(out[half]);  // after its shuffles every lane has read the value
+            if (own.t == 0) *own.value_at(token, half) = from_float<Io>(output);
+        }
+    }
+    __syncwarp();
 }
 
 template <class Owner>
