@@ -88,6 +88,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_kda_chunks.py::test_lengths[65]": ("gdn/kda_prepare", "gdn/kda_own"),
     "test_kda_mma.py::test_lengths[65]": ("gdn/kda_mma",),
     "test_kda_prefill.py::test_windows_of_packed_sequences[3]": ("gdn/kda_order",),
+    "test_kda_prefill.py::test_states_after_any_token[True-True]": ("gdn/split_sequences",),
     "test_summary.py::test_resets[100-reset]": (
         "gdn/summary",
         "gdn/summary_gates",
