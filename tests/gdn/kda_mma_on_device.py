@@ -40,6 +40,8 @@ from kda_prefill_on_device import (  # noqa: F401
     test_invalid_offsets_write_nothing_else,
     test_rows_with_gaps_and_wide_values,
     test_slots_past_the_pool_write_nothing,
+    test_states_after_any_token,
+    test_states_after_tokens_that_do_not_exist,
     test_windows_of_packed_sequences,
     test_windows_of_padded_sequences,
     test_write_indices_and_first_states,
