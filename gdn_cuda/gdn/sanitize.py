@@ -314,3 +314,21 @@ def kda() -> None:
         gdn_cuda.chunked_forward(*rows, draw(3, 2, dv, dk).to(io), packed_at, state_indices=slots)
     many = {name: draw(1, 1000, 64, 128, dtype=torch.bfloat16) for name in ("query", "key", "value")}  # more than one window
     gdn_cuda.chunked_forward(**many, beta=draw(1, 1000, 64).sigmoid(), gate=-draw(1, 1000, 64, 128).abs(), use_qk_l2norm=True)
+
+
+@sanitizes("kda_mma", variables={"GDN_PREFILL": "mma"})
+def kda_mma() -> None:
+    """Packed sequences with right and invalid offsets, pools, checkpoints, every form of a gate, decays of every speed, and a
+    reset with values that are not finite."""
+    offsets = ([0, 70, 70, 71, 271], *HOSTILE_OFFSETS)
+    for cu_seqlens, (dk, dv), io, pace in product(offsets, ((128, 128), (40, 72), (256, 24)), HALVES, (-0.01, -30.0)):
+        query, key = (draw(271, 1, dk, dtype=io) for _ in range(2))
+        value, beta = draw(271, 2, dv, dtype=io), draw(271, 2).sigmoid() * 2
+        gate = pace * draw(271, 2, dk).abs().to(io if dk == 40 else torch.float32)
+        value[30], gate[31] = torch.inf, -torch.inf
+        x = {"query": query, "key": key, "value": value, "beta": beta, "gate": gate, "state": draw(4, 2, dv, dk)}
+        x |= {"cu_seqlens": torch.tensor(cu_seqlens, device="cuda")}
+        gdn_cuda.chunked_forward(**x, use_qk_l2norm=True, checkpoint_every=64)
+        raw = {"A_log": draw(2), "dt_bias": draw(2, dk), "beta_is_logit": True}
+        gdn_cuda.chunked_forward(**on_pool(x), **raw)
+        gdn_cuda.chunked_forward(**x, **raw, lower_bound=-5.0)

@@ -95,6 +95,14 @@ def test_prefill_mma_uses_mma_ldmatrix_and_cp_async(arch: str, compiler: Child) 
 
 
 @pytest.mark.parametrize("arch", ["sm_80", HOPPER])
+def test_gates_of_channels_on_any_gpu_use_mma_ldmatrix_and_cp_async(arch: str, compiler: Child) -> None:
+    work = chosen("gdn/kda_mma", lambda x: x["io"] == "bf16" and x["head_k"] == 128)
+    for each, code in zip(work, code_of(work, compiler, arch), strict=True):
+        assert has(code, "HMMA.16816") and has(code, "LDSM.M88") and has(code, "LDSM.MT88") and has(code, "LDGSTS.128"), each
+        assert has(code, "STG.128") and not local_accesses(code), each
+
+
+@pytest.mark.parametrize("arch", ["sm_80", HOPPER])
 def test_mamba2_on_any_gpu_uses_mma_ldmatrix_and_cp_async(arch: str, compiler: Child) -> None:
     """The state stays in registers, and every tile is loaded by asynchronous copies of 16 bytes."""
     work = chosen("ssd/prefill_mma", lambda x: x["io"] == "bf16" and x["states"] == 128)

@@ -7,6 +7,7 @@
 
 #include "chunk_inputs.hpp"
 #include "kda_chunks.hpp"
+#include "kda_mma.hpp"
 #include "prefill_mma.hpp"
 
 namespace gdn_cuda::gdn {
@@ -28,20 +29,14 @@ PrefillTensors tensors_of(const Prepared& prepared) {
 
 namespace {
 
-// Where a gate for every channel of the key does not fit, it goes token by token.
-KernelChoice choose_kernel_of_channels(const Prepared& prepared, const PrefillTensors& tensors, const Target& target) {
+// With a gate for every channel of the key. rows_fit: as for prefill_kernel.
+KernelChoice choose_kernel_of_channels(const Prepared& prepared, const PrefillTensors& tensors, bool rows_fit,
+                                       const Target& target) {
     const WantedPrefill wanted = wanted_prefill();
-    const bool is_hopper = jit::device_traits(target.ordinal).capability == kHopper;
-    if (is_hopper && wanted == WantedPrefill::automatic && fits_kda_chunks(prepared, tensors))
-        return {PrefillKernel::channels, "a gate for every channel of the key: by chunks on Hopper's tensor cores"};
-    return {PrefillKernel::recurrent,
-            target.is_explained()
-                ? fmt::format("a gate for every channel of the key: token by token, as {}",
-                              !is_hopper                           ? "the GPU is not a Hopper"
-                              : wanted != WantedPrefill::automatic ? fmt::format("GDN_PREFILL={}", name_of(wanted))
-                                                                   : "tensor cores take rows and gates that start on 16 bytes, "
-                                                                     "a token or more, and dk up to 128")
-                : ""};
+    const int capability = jit::device_traits(target.ordinal).capability;
+    const bool by_hopper = fits_kda_chunks(prepared, tensors), fits = rows_fit && has_paired_channel_gates(prepared);
+    const PrefillKernel kernel = channel_kernel(fits, by_hopper, capability, wanted);
+    return {kernel, target.is_explained() ? explain_channel_kernel(fits, by_hopper, capability, wanted) : ""};
 }
 
 }  // namespace
@@ -49,12 +44,12 @@ KernelChoice choose_kernel_of_channels(const Prepared& prepared, const PrefillTe
 KernelChoice choose_kernel(const Prepared& prepared, const PrefillTensors& tensors, const Target& target) {
     const Sequences& sequences = prepared.sequences;
     const GdnCall& args = prepared.args;
-    if (args.channels.form != ChannelGate::none) return choose_kernel_of_channels(prepared, tensors, target);
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
                        jit::can_tile(tensors.output);
     const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kLongestScalarStride; };
     const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ,
                scalars_near = !has_chunk_gates(args) || (near(args.gate) && near(args.beta));
+    if (args.channels.form != ChannelGate::none) return choose_kernel_of_channels(prepared, tensors, rows_fit, target);
     const int capability = jit::device_traits(target.ordinal).capability;
     const WantedPrefill wanted = wanted_prefill();
     return {prefill_kernel(rows_fit, scalars_near, args.dk, capability, wanted),
@@ -99,6 +94,8 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
             workspace = torch::stable::new_empty(like, {tiles * i64{sizeof(SwizzledTile) / sizeof(float)}}, ScalarType::Float);
             return run_kda_chunks(prepared, tensors, size.at(memory_of(*workspace)), window, target);
         }
+        case PrefillKernel::channels_mma:
+            return KdaMma::run(problem, args, target);
         case PrefillKernel::recurrent:
             return run_by_token(prepared, function);
     }

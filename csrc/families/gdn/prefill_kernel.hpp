@@ -13,10 +13,16 @@ inline constexpr int kPrefillLongestKey = 128, kHopper = 90;
 // Chooses the kernel of chunked_forward with a gate for each head. `rows_fit`: all rows start at and span multiples of 16
 // bytes. `scalars_near`: gate and beta strides are within kLongestScalarStride. Lengths are no input: what a sequence is packed
 // with must not choose its kernel.
-enum class PrefillKernel { wgmma, mma, channels, recurrent };  // channels: Hopper's, with a gate for each
+enum class PrefillKernel {
+    wgmma,
+    mma,
+    channels,  // with a gate for every channel: Hopper's
+    channels_mma,
+    recurrent,
+};
+inline constexpr int kFirstWithMma = 80;
 
 inline PrefillKernel prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, WantedPrefill wanted) {
-    constexpr int kFirstWithMma = 80;
     if (!rows_fit || wanted == WantedPrefill::recurrent || capability < kFirstWithMma) return PrefillKernel::recurrent;
     const bool fits_wgmma = capability == kHopper && dk <= kPrefillLongestKey && scalars_near;
     return fits_wgmma && wanted == WantedPrefill::automatic ? PrefillKernel::wgmma : PrefillKernel::mma;
@@ -41,6 +47,33 @@ inline std::string explain_prefill_kernel(bool rows_fit, bool scalars_near, int 
            (wanted == WantedPrefill::recurrent
                 ? forced
                 : "tensor cores take rows that start on 16 bytes, a token or more, and at most 65535 sequences");
+}
+
+// With a gate for every channel of the key. `fits`: rows as above, and gates in pairs of channels; `fits_hopper`: Hopper's
+// kernels take the call.
+inline PrefillKernel channel_kernel(bool fits, bool fits_hopper, int capability, WantedPrefill wanted) {
+    if (wanted == WantedPrefill::automatic && capability == kHopper && fits_hopper) return PrefillKernel::channels;
+    const bool fits_mma = fits && wanted != WantedPrefill::recurrent && capability >= kFirstWithMma;
+    return fits_mma ? PrefillKernel::channels_mma : PrefillKernel::recurrent;
+}
+
+inline std::string explain_channel_kernel(bool fits, bool fits_hopper, int capability, WantedPrefill wanted) {
+    const std::string forced = fmt::format("GDN_PREFILL={}", name_of(wanted)), gates = "a gate for every channel of the key: ";
+    switch (channel_kernel(fits, fits_hopper, capability, wanted)) {
+        case PrefillKernel::channels:
+            return gates + "by chunks on Hopper's tensor cores";
+        case PrefillKernel::channels_mma:
+            return gates + "by chunks on tensor cores, not in Hopper's own kernels: " +
+                   (capability != kHopper ? "the GPU is not a Hopper"
+                    : !fits_hopper        ? fmt::format("they take dk up to {}", kPrefillLongestKey)
+                                          : forced);
+        default:
+            break;
+    }
+    return gates + "token by token: " +
+           (wanted == WantedPrefill::recurrent ? forced
+                                               : "tensor cores take rows that start on 16 bytes, a token or more, and at most "
+                                                 "65535 sequences");
 }
 
 }  // namespace gdn_cuda::gdn

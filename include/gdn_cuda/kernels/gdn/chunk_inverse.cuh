@@ -42,6 +42,30 @@ struct ChunkTriangle {
 
 namespace gdn_cuda::gdn {
 
+// (I + A)^-1 of one block by one warp, where A may be in its place: lane c, and lane c + 16 too, computes column c.
+__device__ __forceinline__ void invert_block(const ChunkTriangle::Block& a_block, ChunkTriangle::Block& inverse, int lane) {
+    const int column = lane % kInverseBlock;
+    float x[kInverseBlock];
+#pragma unroll
+    for (int i = 0; i < kInverseBlock; ++i) {
+        float sum = i == column ? 1.f : 0.f;
+#pragma unroll
+        for (int m = 0; m < i; m += 4) {
+            const float4 a = *reinterpret_cast<const float4*>(&a_block.at[i][m]);
+            sum = fmaf(-a.x, x[m], sum);
+            if (m + 1 < i) sum = fmaf(-a.y, x[m + 1], sum);
+            if (m + 2 < i) sum = fmaf(-a.z, x[m + 2], sum);
+            if (m + 3 < i) sum = fmaf(-a.w, x[m + 3], sum);
+        }
+        x[i] = sum;
+    }
+    __syncwarp();
+    if (lane < kInverseBlock)
+#pragma unroll
+        for (int i = 0; i < kInverseBlock; ++i) inverse.at[i][column] = x[i];
+    __syncwarp();
+}
+
 struct ChunkInverse {
     static constexpr int kGathers = kInverseWarps - 1;
     using Block = ChunkTriangle::Block;
@@ -52,29 +76,9 @@ struct ChunkInverse {
     __device__ __forceinline__ ChunkInverse(ChunkTriangle& triangle, int warp, int lane)
         : triangle(triangle), warp(warp), lane(lane) {}
 
-    // Lane c, and lane c + 16 too, computes column c.
     __device__ __forceinline__ void invert_diagonal() const {
         Block& diagonal = triangle.block(warp, warp);
-        const int column = lane % kInverseBlock;
-        float x[kInverseBlock];
-#pragma unroll
-        for (int i = 0; i < kInverseBlock; ++i) {
-            float sum = i == column ? 1.f : 0.f;
-#pragma unroll
-            for (int m = 0; m < i; m += 4) {
-                const float4 a = *reinterpret_cast<const float4*>(&diagonal.at[i][m]);
-                sum = fmaf(-a.x, x[m], sum);
-                if (m + 1 < i) sum = fmaf(-a.y, x[m + 1], sum);
-                if (m + 2 < i) sum = fmaf(-a.z, x[m + 2], sum);
-                if (m + 3 < i) sum = fmaf(-a.w, x[m + 3], sum);
-            }
-            x[i] = sum;
-        }
-        __syncwarp();
-        if (lane < kInverseBlock)
-#pragma unroll
-            for (int i = 0; i < kInverseBlock; ++i) diagonal.at[i][column] = x[i];
-        __syncwarp();
+        invert_block(diagonal, diagonal, lane);
     }
 
     using Left = TwoParts[2][4];  // a 16 x 16 left operand: two k steps of columns 8 step + 2 t and + 1

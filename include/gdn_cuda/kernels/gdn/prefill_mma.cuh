@@ -35,20 +35,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     static_assert(sizeof(shared) <= kSharedBytesEverywhere);
 
     const GdnCall& call = args.recurrence;
-    const int sequence = blockIdx.z, head = blockIdx.y, first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block();
-    const Span span = span_of(call.cu_seqlens, sequence, call.tokens);
-    i64 slot;
-    int first_step;
-    const Place place = starting_slot(call, sequence, slot, first_step);
-    if (call.cu_seqlens.data != nullptr && sequence == call.sequences - 1)  // tokens after the last sequence
-        fill_outputs<kConfig>(call, sequence, span.start + span.length, call.tokens, head, first_row, 0.f);
-    if (place != Place::run) {
-        fill_outputs_of_uncomputed<kConfig>(call, sequence, span, place, head, first_row);
-        return;
-    }
-
-    if (threadIdx.x == 0) shared.work = work_of_block<kConfig>(call, sequence, span, slot, head, first_row);
-    __syncthreads();
+    if (!begin_block<kConfig>(call, shared.work)) return;
 
     MmaTokens<kConfig> tokens(shared, call);
     MmaRows<kConfig> own(shared, call, args.state);

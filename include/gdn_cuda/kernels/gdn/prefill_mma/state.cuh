@@ -116,12 +116,6 @@ __device__ __forceinline__ float row_sum(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
-// A token's value in row g + 8 half of the warp's 16 rows.
-template <class Owner>
-__device__ __forceinline__ auto* value_of(const Owner& own, int token, int half) {
-    const unsigned vector = row_vector(row_vector(tile_row(own.value_tile().bytes, token), own.value_vector()), half);
-    return reinterpret_cast<typename Owner::Io*>(__cvta_shared_to_generic(vector)) + own.g;
-}
 // Computes the recurrence token by token; outputs overwrite the values, as in MmaRows::stage. This path is rare, so its code
 // is short. It reads keys, queries and scalars from global memory, as their shared memory may already hold the next chunk.
 template <class Owner>
@@ -154,7 +148,7 @@ __device__ __forceinline__ void advance_by_token(Owner& own, int chunk) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const float sum = decay == 0.f ? 0.f : decay * row_sum(predicted[half]);
-            update_by_key[half] = key_scale * beta * (to_float(*value_of(own, token, half)) - key_scale * sum);
+            update_by_key[half] = key_scale * beta * (to_float(*own.value_at(token, half)) - key_scale * sum);
         }
         square = 0.f;
 #pragma unroll
@@ -173,7 +167,7 @@ __device__ __forceinline__ void advance_by_token(Owner& own, int chunk) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const float output = query_scale * row_sum(out[half]);  // after its shuffles every lane has read the value
-            if (own.t == 0) *value_of(own, token, half) = from_float<Io>(output);
+            if (own.t == 0) *own.value_at(token, half) = from_float<Io>(output);
         }
     }
     __syncwarp();
