@@ -1,6 +1,6 @@
 """Kimi Delta Attention of this library and of others on one GPU, in one run.
 
-    python benchmarks/kda_peers.py [--json FILE] [--limit SECONDS] [--skip FLA,...]
+    python benchmarks/kda_peers.py [--json FILE] [--rows FILE] [--limit SECONDS] [--skip FLA,...]
 
 Prefill with initial and final fp32 states, a forward and backward pass, and decode: replays of a CUDA graph (direct calls where
 that fails: marked *), medians, the L2 flushed before each. Before that, each peer's results are compared with an fp64
@@ -48,6 +48,8 @@ from kda_peers_inputs import (
     step_expected,
 )
 
+from gdn_cuda.cli import bench_report
+from gdn_cuda.cli.bench_environment import environment
 from gdn_cuda.cli.bench_timing import Timer
 from gdn_cuda.operators.measure import Absent, Peer
 
@@ -63,8 +65,8 @@ DECODED = (*((heads, batch) for heads in (32, 48) for batch in (1, 64, 256)), (9
 
 
 class Run:
-    def __init__(self, file: str | None, limit: float, skip: set[str]) -> None:
-        self.file, self.skip, self.started = file, skip, time.monotonic()
+    def __init__(self, file: str | None, rows: str | None, limit: float, skip: set[str]) -> None:
+        self.file, self.rows, self.skip, self.started = file, rows, skip, time.monotonic()
         self.until = self.started + limit
         self.report: Report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "versions": versions()}
         self.report |= {"notes": [], "absent": {}, "checks": {}, "prefill": {}, "training": {}, "decode": {}, "host_us": {}}
@@ -81,6 +83,8 @@ class Run:
     def write(self) -> None:
         if self.file:
             Path(self.file).write_text(json.dumps(self.report, indent=1))
+        if self.rows:
+            bench_report.write([environment("kda_peers", cpu=False) | {"rows": bench_rows(self.report)}], self.rows)
 
     def attempt(self, what: str, measure: Callable[[], Any]) -> Any:
         """What `measure` returns, or None if the peer is absent or fails: another library's failure is a gap in the table."""
@@ -299,6 +303,41 @@ def decode(run: Run, heads: int, batch: int) -> None:
 
 # ---- Tables
 
+OWN = "gdn_cuda"
+# µs, set beforehand
+REACH = {
+    **{"64, 1×1024": 80, "64, 1×4096": 250, "64, 1×8192": 450, "64, 2×8192": 800, "64, 2×16384": 1550},
+    **{"64, packed 8192: 10 random": 450, "64, packed 8192: 20 skewed": 500, "64, packed 8192: 20 even": 420},
+    **{"32, 1×8192": 240, "32, 1×32768": 850, "4, 1×8192": 160, "4, 1×32768": 500, "8, 1×8192": 160, "8, 1×32768": 500},
+    **{"16, 1×8192": 170, "24, 1×8192": 180, "96, 1×8192": 650, "16, 8×2048": 220},
+}
+REACH_OF_TRAINING = {"32, 1×8192": 1300, "32, 1×32768": 5000}
+REACH_OF_DECODE = {"32, B 1": (7, 7), "32, B 64": (72, 41), "32, B 256": (272, 145)}
+
+
+def bench_rows(report: Report) -> list[Report]:
+    """Rows of a report as that of `bench`, for benchmarks/fill_pages.py."""
+    rows = []
+
+    def add(name: str, row: Report, which: Callable[[Any], Any], reach: float | None) -> None:
+        timed = {peer: which(found) for peer, found in row.items()}
+        us = {peer: one[0] for peer, one in timed.items() if one}
+        if OWN not in us:
+            return
+        peers = {peer: us.get(peer) for peer in row if peer != OWN}
+        rows.append({"shape": name, "row": name, "kind": "", "time_us": us[OWN], "reach_us": reach, "peers_us": peers})
+
+    for shape, row in report["prefill"].items():
+        for kind in KINDS:
+            reach = REACH.get(shape) if kind == "init" else None
+            add(f"prefill {shape} {kind}", row, lambda found, kind=kind: (found or {}).get(kind), reach)
+    for shape, row in report["training"].items():
+        add(f"forward + backward {shape} init", row, lambda found: found, REACH_OF_TRAINING.get(shape))
+    for shape, row in report["decode"].items():
+        for states, reach in zip(DTYPES, REACH_OF_DECODE.get(shape, (None, None)), strict=True):
+            add(f"layer {shape}, {states} states", row, lambda found, states=states: (found or {}).get(states), reach)
+    return rows
+
 
 def cells(row: Any, scale: float, digits: int) -> str:
     timed = [f"{one[0] / scale:.{digits}f}{one[1]}" if one else "–" for one in (row or {}).values()]
@@ -350,6 +389,7 @@ def markdown(report: Report) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="written after every row")
+    parser.add_argument("--rows", metavar="FILE", help="a report as that of bench, for benchmarks/fill_pages.py")
     parser.add_argument("--limit", type=float, default=220, metavar="SECONDS", help="nothing is begun after that")
     parser.add_argument(
         "--skip", default="", metavar="NAMES", help="FLA,FlashKDA,cuDNN,CuTe,FlashInfer,vLLM: some to leave out"
@@ -357,7 +397,7 @@ def main() -> int:
     parser.add_argument("--check", metavar="NAME", help="only check this library's results")
     parser.add_argument("--processes", type=int, default=max((os.cpu_count() or 4) - 2, 1), help="that compile FLA's kernels")
     options = parser.parse_args()
-    run = Run(options.json, options.limit, set(options.skip.split(",")))
+    run = Run(options.json, options.rows, options.limit, set(options.skip.split(",")))
     if options.check:
         check(run, options.check)
         return 0
