@@ -6,10 +6,10 @@
 namespace gdn_cuda::gdn {
 namespace {
 
-constexpr int kMultiprocessors = 132;
+constexpr int kOnH200 = 132;  // multiprocessors
 
 int window_of(i64 positions, i64 sequences, i64 heads) {
-    return kda_window(positions, sequences, heads, 2, kMultiprocessors);
+    return kda_window(positions, sequences, heads, 2, kOnH200);
 }
 
 TEST(KdaWindow, BoundsMemory) {
