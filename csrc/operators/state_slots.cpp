@@ -26,6 +26,21 @@ void check_per_sequence(const Checks& check, const char* argument, const View& i
     check.last_contiguous(argument, indices);
 }
 
+int64_t index_at(const View& indices, int64_t i) {
+    return *dtype_of(indices) == DType::i32 ? static_cast<const int32_t*>(indices.data)[i]
+                                            : static_cast<const int64_t*>(indices.data)[i];
+}
+
+void check_checkpoint_offsets(const Checks& check, const View& offsets, const View& cu_seqlens, const Batch& batch) {
+    check_per_sequence(check, "checkpoint_offsets", offsets, batch);
+    if (!offsets.is_cpu()) return;
+    for (int64_t i = 0; i < offsets.size(0); ++i) {
+        const int64_t length = cu_seqlens.defined() ? index_at(cu_seqlens, i + 1) - index_at(cu_seqlens, i) : batch.tokens;
+        GDN_REQUIRE(check, index_at(offsets, i) <= length, "checkpoint_offsets",
+                    fmt::format("at most the {} tokens of sequence {}", length, i), fmt::format("{}", index_at(offsets, i)));
+    }
+}
+
 Tagged check_accepted(const Checks& check, const View& accepted, const Batch& batch) {
     if (accepted.defined()) check_per_sequence(check, kAcceptedTokens, accepted, batch);
     return tagged(accepted);

@@ -41,6 +41,11 @@ inline View accepted_of(const VerifyOptions& verify) {
 void check_indices(const Checks& check, const char* argument, const View& indices, const Batch& batch);
 // The same, with a value for each sequence.
 void check_per_sequence(const Checks& check, const char* argument, const View& indices, const Batch& batch);
+// The element of indices on the CPU.
+int64_t index_at(const View& indices, int64_t i);
+// Tokens after which each sequence's state is reported. Values are checked on the CPU: on a GPU reading them would wait for it,
+// and the rows of tokens that do not exist are NaN.
+void check_checkpoint_offsets(const Checks& check, const View& offsets, const View& cu_seqlens, const Batch& batch);
 Tagged check_accepted(const Checks& check, const View& accepted, const Batch& batch);
 // The slot that means padding, or -1.
 int64_t check_null_slot(const Checks& check, const std::optional<int64_t>& null_slot);

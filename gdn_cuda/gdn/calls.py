@@ -22,7 +22,6 @@ CALLS = {
         f"{_ROWS}; {_GATES}; state: B Hv dv dk f32",
         f"{_ROWS}; {_GATES}; state: slots Hv dv dk f32; state_indices: B i64",
         f"{_PACKED}; {_PACKED_GATES}",
-        f"{_ROWS}; beta: B T Hv f32; gate: B T Hv dk; state: B Hv dv dk f32; A_log: Hv f32; dt_bias: Hv dk f32",
     ),
     "transpose_to_mn_major": typical(AXES, "input: B T Hv f32"),
     "chunk_local_cumsum_bf16": typical(

@@ -163,6 +163,18 @@ def chunked(
     return make
 
 
+def with_offsets(make_inputs: Make, buffer: bool = False) -> Make:
+    """The call with the state after some tokens of each sequence, in the caller's rows or in new ones."""
+
+    def make(B: int, T: int, seed: int) -> Arguments:
+        inputs = make_inputs(B, T, seed)
+        lengths = torch.tensor(LENGTHS) if "cu_seqlens" in inputs else torch.full((B,), T)
+        rows = {"checkpoints": torch.full((len(lengths), HV, DV, DK), 7.0).half()} if buffer else {}
+        return inputs | {"checkpoint_offsets": (lengths * 2 // 3).int()} | rows
+
+    return make
+
+
 # ---- Arguments as serving engines have them
 
 
@@ -362,6 +374,12 @@ def _cases() -> Iterator[Case]:
     yield Case("chunked-pool", gdn_cuda.chunked_forward, chunked_pool(checkpoint_every=CHUNK))
     pool_packed = chunked_pool(packed=True, pool=bf16, checkpoint_every=CHUNK)
     yield Case("chunked-pool-packed", gdn_cuda.chunked_forward, pool_packed, packed=True)
+
+    yield Case("chunked-offsets", gdn_cuda.chunked_forward, with_offsets(chunked(state_dtype=bf16)))
+    pool_offsets = with_offsets(chunked_pool(packed=True), buffer=True)
+    yield Case("chunked-offsets-pool-packed", gdn_cuda.chunked_forward, pool_offsets, packed=True)
+    channel_offsets = with_offsets(with_channels(chunked(packed=True), raw=False))
+    yield Case("chunked-offsets-channels", gdn_cuda.chunked_forward, channel_offsets, packed=True)
 
     yield Case("chunked-channels", gdn_cuda.chunked_forward, with_channels(chunked(checkpoint_every=CHUNK), raw=False))
     raw_channels = with_channels(chunked(state=None, use_qk_l2norm=True), A_log=rates)

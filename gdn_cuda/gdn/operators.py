@@ -76,6 +76,8 @@ def _recurrent_on_cpu(x: Any) -> Tensor:
 
 
 def _checkpoint_rows(x: Any) -> Any:
+    if x.checkpoint_offsets is not None:
+        return _sequences(x) if x.checkpoints is None else 0
     if x.checkpoint_every == 0:
         return 0
     *batch, tokens = _tokens(x)
@@ -148,12 +150,15 @@ def _chunked_results(
     state_indices: Tensor | None,
     output_final_state: bool,
     checkpoint_every: int,
+    checkpoint_offsets: Tensor | None,
     final_state: Tensor | None,
     checkpoints: Tensor | None,
 ) -> Any:
     new_state, new_checkpoints = found if state_indices is None else (state, found)
     last = (new_state if final_state is None else final_state) if output_final_state else None
-    return (out, last, new_checkpoints if checkpoints is None else checkpoints) if checkpoint_every else (out, last)
+    if not checkpoint_every and checkpoint_offsets is None:
+        return out, last
+    return out, last, new_checkpoints if checkpoints is None else checkpoints
 
 
 # ---- The operators
@@ -409,6 +414,22 @@ def chunked_forward(
     checkpoint_every: int,
     **options: Unpack[_ChunkedOptions],
 ) -> tuple[Tensor, Tensor | None, Tensor]: ...
+@overload
+def chunked_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor | None,
+    gate: Tensor | None,
+    state: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
+    chunk_indices: Tensor | None = ...,
+    cu_chunks: Tensor | None = ...,
+    *,
+    output_final_state: bool = ...,
+    checkpoint_offsets: Tensor,
+    **options: Unpack[_ChunkedOptions],
+) -> tuple[Tensor, Tensor | None, Tensor]: ...
 @operator(
     reference=reference.chunked_forward,
     shapes=_chunked_shapes,
@@ -437,6 +458,7 @@ def chunked_forward(
     state_dtype: torch.dtype | None = None,
     state_indices: Tensor | None = None,
     checkpoint_every: int = 0,
+    checkpoint_offsets: Tensor | None = None,
     deterministic: bool = False,
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
@@ -454,7 +476,7 @@ def chunked_forward(
     forward: str = "chunked",
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
-    """Prefill: returns `(output, final_state)`, and with `checkpoint_every` a third, the checkpoints.
+    """Prefill: returns `(output, final_state)`, and with `checkpoint_every` or `checkpoint_offsets` a third, the checkpoints.
 
     Formula:
         S ← exp(gate)·S        v' = beta·(v − S k)        S ← S + v' kᵀ        output = scale · S q
@@ -470,9 +492,12 @@ def chunked_forward(
         write_indices: (B,), int32 or int64: the slots to write, if they differ from state_indices
         states_before: (rows, Hv, dv, dk): the call writes the states before each block of `checkpoint_every` tokens to it,
           ceil(length / n) rows per sequence in sequence order, and 0 to the other rows
+        checkpoint_offsets: (B,), int32 or int64, instead of checkpoint_every: row i of the checkpoints is the state after so
+          many tokens of sequence i; 0: none, and the row is 0
         checkpoints: (rows, Hv, dv, dk): the states after every `checkpoint_every` tokens (a multiple of 64), in sequence order.
           T // n rows per padded sequence; N // n rows packed, of which sequence i fills the next length_i // n, and the rest
-          are 0. As an argument, of any float dtype and strides: it is written, as many rows as it has, and returned
+          are 0. As an argument, of any float dtype and strides: it is written, as many rows as it has, and returned; with
+          checkpoint_offsets it has B
         chunk_indices, cu_chunks: (sequence, chunk) pairs and (B + 1,): accepted and not read, as the device computes them
 
     Parameters:
@@ -498,11 +523,14 @@ def chunked_forward(
         A gate of −∞ is an exact reset (docs/numerics.md); of a channel, for its column of the state.
         A sequence of no tokens returns the state it starts from. Its slot in a pool becomes 0 if has_initial_state is False;
         its slot in write_indices becomes a copy of that state; no other slot is read or written.
+        With checkpoint_offsets a chunk ends at the offset, and the next one begins there, so results are not those of a call
+          without it to the last bit. An offset past its sequence is refused on CPU tensors; on a GPU its row is NaN. The row of
+          a sequence that is skipped is 0, and NaN if its slot is past the pool.
         Query, key, value, beta, gate, state, A_log and dt_bias have gradients, of their own dtype. All are summed in a fixed
           order, so two runs have the same bits. Those that no input requires are not computed.
         With an input that requires a gradient, all results are new: `out`, `final_state`, `state_indices`, `write_indices`,
-          `checkpoint_every` and its buffers are refused, as with forward="recurrent". Gradients of gradients, forward mode and
-          torch.vmap are refused.
+          `checkpoint_every`, `checkpoint_offsets` and their buffers are refused, as with forward="recurrent". Gradients of
+          gradients, forward mode and torch.vmap are refused.
         A gate of −∞ has a gradient of 0, and none passes it. Where beta is 0, its own gradient is not, but value's is. Tokens
           of no sequence have gradients of 0; a sequence of no tokens hands the final state's gradient on to its state.
         NaN or infinities change gradients of their own sequence and key head alone, and those of A_log and dt_bias.

@@ -292,6 +292,8 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
         if x.forward == "recurrent":
             output, final_state, _ = gdn.recurrent(*inputs, **options)
             return output, final_state, final_state[:0]
+        if x.checkpoint_offsets is not None:
+            return _in_parts(x.checkpoint_offsets, *inputs, **options)
         options["checkpoint_every"] = x.checkpoint_every
         return gdn.chunked(*inputs, **options, output_final_state=x.output_final_state or x.state_indices is not None)
 
@@ -311,7 +313,7 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     active = indices >= 0
     start = _initial(gather_states(pool, indices, active), x.has_initial_state)
     output, final_state, checkpoints = run(start)
-    counts = lengths // x.checkpoint_every if x.checkpoint_every else torch.zeros_like(lengths)
+    counts = lengths // x.checkpoint_every if x.checkpoint_every else torch.full_like(lengths, x.checkpoint_offsets is not None)
     checkpoints = torch.where(active.repeat_interleave(counts)[:, None, None, None], checkpoints, 0)
     _write_rows(x, start, checkpoints, lengths)
     written = active & _leaves_a_state(x, lengths) & (targets >= 0) & x.update_state
@@ -320,12 +322,55 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     return output, pool, _rows_or(x.checkpoints, checkpoints.to(pool.dtype))
 
 
+def _part(rows: list[Tensor], first: int, end: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    query, key, value, beta, gate = (y[:, first:end] for y in rows)
+    return query, key, value, beta, gate
+
+
+def _in_parts(
+    offsets: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    gate: Tensor,
+    state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`gdn.chunked` with the states after so many tokens of each sequence, where a chunk ends; 0 for none."""
+    rows = (query, key, value, beta, gate)
+    if cu_seqlens is None:
+        spans = [(n, n + 1) for n in range(value.shape[0])]
+        alone = [[y[first:end] for y in rows] for first, end in spans]
+    else:
+        spans = gdn.sequence_spans(cu_seqlens, value.shape[0])
+        alone = [[y[None, first:end] for y in rows] for first, end in spans]
+    heads, (dv, dk) = gdn.heads_of(query, value), (value.shape[-1], key.shape[-1])
+    none = value.new_zeros(0, heads, dv, dk, dtype=gdn.promoted_dtype(*rows, state))
+    outputs, states, found = [], [none], [none]
+    for n, (sequence, offset) in enumerate(zip(alone, offsets.clamp(min=0).tolist(), strict=True)):
+        start = None if state is None else state[n : n + 1]
+        before, middle, _ = gdn.chunked(*_part(sequence, 0, offset), start, **options)
+        after, last, _ = gdn.chunked(*_part(sequence, offset, None), middle, **options)
+        outputs.append(torch.cat([before, after], 1))
+        states.append(last)
+        found.append(middle if offset > 0 else torch.zeros_like(middle))
+    if cu_seqlens is None:
+        output = torch.cat([none.new_zeros(0, value.shape[1], heads, dv), *outputs])
+    else:
+        output = gdn.pack(outputs, value.shape[0], none.new_zeros(0, heads, dv))
+    return output, torch.cat(states), torch.cat(found)
+
+
 def _rows_or(buffer: Tensor | None, found: Tensor) -> Tensor:
     return found if buffer is None else buffer
 
 
 def _write_rows(x: Any, start: Tensor | None, found: Tensor, lengths: Tensor) -> None:
     """Writes checkpoints, and the states before blocks of tokens, to the caller's buffers."""
+    if x.checkpoint_offsets is not None:
+        _written(x.checkpoints, found)
     if not x.checkpoint_every:
         return
     dense = x.value.shape[0] if x.cu_seqlens is not None else x.value.shape[1]

@@ -284,6 +284,17 @@ def run_chunk_steps(x: dict[str, Tensor], states: tuple[int, ...]) -> None:
     gdn_cuda.bf16_gdn_chunked_compute_O(q, before, k, u, o, summed, cu_seqlens=offsets)
 
 
+@sanitizes("split_sequences")
+def parts() -> None:
+    """States after any token, at offsets that do not exist and in slots that do not exist."""
+    for x in (packed(64, 72), *hostile(64, 72)):
+        offsets = torch.tensor([70, -5, 2**40, 64], device="cuda")
+        rows = {name: x[name] for name in ("query", "key", "value", "beta", "gate", "state", "cu_seqlens")}
+        gdn_cuda.chunked_forward(**rows, checkpoint_offsets=offsets)
+        slots = torch.tensor([2, -1, 9, 0], device="cuda")
+        gdn_cuda.chunked_forward(**rows, state_indices=slots, checkpoint_offsets=offsets)
+
+
 @sanitizes("kda_prepare", "kda_own", "kda_order")
 def kda() -> None:
     """Packed sequences with right and invalid offsets, decays of every speed, and a reset with values that are not finite; from

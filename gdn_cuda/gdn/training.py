@@ -64,7 +64,7 @@ def _gradient_shapes(x: Any) -> tuple[Tensor, ...]:
 
 
 def _forward_on_cpu(x: Any) -> tuple[Tensor, Tensor, Tensor]:
-    absent = dict.fromkeys(("state_indices", "final_state", "checkpoints", "states_before"))
+    absent = dict.fromkeys(("state_indices", "final_state", "checkpoint_offsets", "checkpoints", "states_before"))
     options = {"output_final_state": True, "checkpoint_every": 0, "state_dtype": wide_enough(x.value)}
     call = SimpleNamespace(**vars(x), **absent, **options, forward="recurrent" if x.recurrent else "chunked")
     out, final_state, _ = reference.chunked_forward(call)
@@ -240,6 +240,7 @@ def with_gradients(
     state_dtype: torch.dtype | None,
     state_indices: Tensor | None,
     checkpoint_every: int,
+    checkpoint_offsets: Tensor | None,
     deterministic: bool,
     A_log: Tensor | None,
     dt_bias: Tensor | None,
@@ -262,7 +263,12 @@ def with_gradients(
         refuse(_NAME, "forward", "'chunked' or 'recurrent'", repr(forward))
     why = "where forward is 'recurrent'" if forward == "recurrent" else "where an input requires a gradient"
     written = {"state_indices": state_indices, "write_indices": write_indices, "final_state": final_state}
-    written |= {"checkpoints": checkpoints, "states_before": states_before, "out": out}
+    written |= {
+        "checkpoint_offsets": checkpoint_offsets,
+        "checkpoints": checkpoints,
+        "states_before": states_before,
+        "out": out,
+    }
     for argument, given in written.items():
         if given is not None:
             refuse(_NAME, argument, f"None {why}", "a tensor" if isinstance(given, Tensor) else type(given).__name__)

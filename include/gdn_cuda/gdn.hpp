@@ -81,7 +81,8 @@ struct GDN_HOLDS_TENSORS ChunkedForward {
     bool output_final_state = true;
     std::optional<ScalarType> state_dtype = {};
     int64_t checkpoint_every = 0;
-    bool deterministic = false;  // a sequence has the same bits in any batch: docs/numerics.md
+    OptionalTensor checkpoint_offsets = {};  // not beside checkpoint_every
+    bool deterministic = false;              // a sequence has the same bits in any batch: docs/numerics.md
     GateOptions gates = {};
     GateBound bound = {};
     OptionalTensor has_initial_state = {};
@@ -92,12 +93,13 @@ struct GDN_HOLDS_TENSORS ChunkedForward {
     bool update_state = true;
 
     GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, output_final_state, state_dtype,
-               checkpoint_every, deterministic, gates, bound, has_initial_state, final_state, checkpoints, states_before, out)
+               checkpoint_every, checkpoint_offsets, deterministic, gates, bound, has_initial_state, final_state, checkpoints,
+               states_before, out)
 };
 struct GDN_HOLDS_TENSORS ChunkedResult {
     Tensor output;
     OptionalTensor final_state = {};  // the pool with state_indices; none with output_final_state = false
-    OptionalTensor checkpoints = {};  // with checkpoint_every
+    OptionalTensor checkpoints = {};  // with checkpoint_every or checkpoint_offsets
 };
 ChunkedResult chunked_forward(const ChunkedForward& arguments);
 

@@ -92,6 +92,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
         "gdn/kda_backward_states",
         "gdn/kda_backward_gradients",
     ),
+    "test_kda_prefill.py::test_states_after_any_token[True-True]": ("gdn/split_sequences",),
     "test_summary.py::test_resets[100-reset]": (
         "gdn/summary",
         "gdn/summary_gates",

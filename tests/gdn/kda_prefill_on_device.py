@@ -113,16 +113,13 @@ def test_invalid_offsets_write_nothing_else(device: Device) -> None:
 def test_a_pool(device: Device, window: str, dtype: torch.dtype) -> None:
     x = packed([70, 0, 3, 65], gates="init", dv=72)
     rng = torch.Generator().manual_seed(9)
-    pool = torch.randn(7, 2, *x["state"].shape[1:], generator=rng)[:, 0].to(dtype)  # slots with gaps between
-    slots = torch.tensor([5, 2, -1, 0], dtype=torch.int32)
-    given = there(device, {**{n: t for n, t in x.items() if n != "state"}, "state": pool, "state_indices": slots})
-    given["state"] = pool.clone() if not device.emulate else pool
-    kept = pool.clone()
-    given["state"] = given["state"].to(device.name)
+    pool = torch.randn(7, 2, *x["state"].shape[1:], generator=rng).to(dtype).to(device.name)[:, 0]  # slots with gaps between
+    kept, slots = pool.cpu().clone(), torch.tensor([5, 2, -1, 0], dtype=torch.int32)
     out = torch.full_like(x["value"], torch.nan).to(device.name)
+    given = there(device, x | {"state_indices": slots}) | {"state": pool}
     with device.only(*KERNELS, "gdn/kda_order", "gdn/move_states"):
         gdn_cuda.chunked_forward(**given, use_qk_l2norm=True, out=out)
-    after, out = given["state"].cpu(), out.cpu()
+    after, out = pool.cpu(), out.cpu()
     start = kept[slots.clamp(min=0).long()].float()
     output, states = states_of(x, start)
     output[70:73] = 0
@@ -219,3 +216,44 @@ def test_rows_with_gaps_and_wide_values(device: Device) -> None:
     found = launch(device, x, norm=True)
     output, states = literal(*(x[name] for name in ROWS), decays(x["gate"]), x["state"], norm=True)
     assert rel_rms(found["out"], output) < BOUND[BF16] and rel_rms(found["state"], states[:, -1]) < BOUND[BF16]
+
+
+# ---- States after any token
+
+
+@pytest.mark.parametrize("channels", [True, False])
+@pytest.mark.parametrize("padded", [False, True])
+def test_states_after_any_token(device: Device, channels: bool, padded: bool) -> None:
+    """By GDN's kernels with a gate for each head: a chunk ends at the offset."""
+    x = packed([70, 70, 70], more=0 if padded else 3, gates="init", beta=2.0)
+    if not channels:
+        x["gate"] = x["gate"][..., 0].contiguous()
+    decay = x | {"gate": x["gate"] if channels else x["gate"][..., None].expand(*x["gate"].shape, 128)}
+    at = [17, 0, 70]
+    given: dict[str, Any] = {**x}
+    if padded:
+        given = {n: t if n == "state" else t.unflatten(0, (3, 70)) for n, t in x.items() if n != "cu_seqlens"}
+        given["query"] = torch.cat([given["query"], given["query"]], 1)[:, :70]  # sequences with gaps between
+    out = torch.full((3, 80, *x["value"].shape[1:]), torch.nan, dtype=BF16)[:, :70]
+    given |= {"checkpoint_offsets": torch.tensor(at), "out": out if padded else torch.full_like(x["value"], torch.nan)}
+    with device.kernels():
+        found, last, rows = gdn_cuda.chunked_forward(**there(device, given), use_qk_l2norm=True)
+    output, states = states_of(decay)
+    assert rel_rms(found.cpu().reshape(output.shape), output) < BOUND[BF16] and not found.reshape(output.shape)[210:].any()
+    assert rel_rms(last.cpu(), torch.stack([each[-1] for each in states])) < BOUND[BF16]
+    wanted = torch.stack([each[count] if count else torch.zeros_like(each[0]) for each, count in zip(states, at, strict=True)])
+    assert rel_rms(rows.cpu(), wanted) < BOUND[BF16] and not rows[1].any()
+
+
+def test_states_after_tokens_that_do_not_exist(device: Device) -> None:
+    x = packed([70, 0, 20, 5], gates="init")
+    pool = torch.randn(4, *x["state"].shape[1:], generator=torch.Generator().manual_seed(3)).to(BF16)
+    given = there(device, x | {"state": pool.clone(), "state_indices": torch.tensor([2, 0, -1, 9])})
+    given["checkpoint_offsets"] = torch.tensor([71, 0, 5, 5], dtype=torch.int32).to(device.name)
+    rows = torch.full((4, *x["state"].shape[1:]), 7.0).to(device.name)
+    with device.kernels():
+        found, after, same = gdn_cuda.chunked_forward(**given, use_qk_l2norm=True, checkpoints=rows)
+    output, states = states_of(x, pool[[2, 0, 0, 0]].float())
+    assert same is rows and bool(rows[[0, 3]].isnan().all()) and not rows[[1, 2]].any()
+    assert rel_rms(found[:70].cpu(), output[:70]) < BOUND[BF16] and not found[70:90].any() and bool(found[90:].isnan().all())
+    assert rel_rms(after[2].cpu(), states[0][-1]) < 2 * BOUND[BF16] and torch.equal(after[[0, 1, 3]].cpu(), pool[[0, 1, 3]])

@@ -86,7 +86,10 @@ PUBLIC = {name: getattr(gdn_cuda, name) for name in gdn_cuda.__all__}
 EXAMPLES = {name: case for name, case in examples.load().items() if PUBLIC.get(case.function.__name__) is case.function}
 # Calls with these have no gradients.
 WRITES: dict[Function, set[str]] = {
-    gdn_cuda.chunked_forward: {"state_indices", "checkpoint_every", "final_state", "checkpoints", "states_before"},
+    gdn_cuda.chunked_forward: {
+        *("state_indices", "checkpoint_every", "checkpoint_offsets"),
+        *("final_state", "checkpoints", "states_before"),
+    },
     gdn_cuda.ssd_scan: {"state_indices", "last_state", "checkpoint_every", "checkpoint_offsets", "boundaries"},
 }
 REFERENCES = {name: case for name, case in EXAMPLES.items() if hasattr(gdn_cuda.reference, case.function.__name__)}

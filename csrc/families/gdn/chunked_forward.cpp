@@ -9,6 +9,7 @@
 #include "../../operators/operator.hpp"
 #include "chunk_inputs.hpp"
 #include "move_states.hpp"
+#include "split_sequences.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {
@@ -20,7 +21,8 @@ struct ChunkedForwardPool : ChunkedForward {
     Given state_indices;
 
     GDN_FIELDS(query, key, value, beta, gate, state, state_indices, cu_seqlens, scale, use_qk_l2norm, checkpoint_every,
-               deterministic, gates, bound, has_initial_state, write_indices, update_state, checkpoints, states_before, out)
+               checkpoint_offsets, deterministic, gates, bound, has_initial_state, write_indices, update_state, checkpoints,
+               states_before, out)
 };
 
 // The checkpoints of a call, or an empty tensor: those of packed sequences in sequence order, in as many rows as their tokens
@@ -115,10 +117,21 @@ PreparedChunked prepare_chunked(const auto& x, const OptionalTensor& indices, co
                     fmt::format("a state for each of {} sequences", sequences.count), shape_text(state));
     }
     if (last.defined()) args.last = check_final_state(check, prepared, last);
-    const View checkpoints = view_of(x.checkpoints), before = view_of(x.states_before);
+    const View checkpoints = view_of(x.checkpoints), before = view_of(x.states_before), offsets = view_of(x.checkpoint_offsets);
+    if (offsets.defined()) {
+        GDN_REQUIRE(check, every == 0, "checkpoint_offsets", "None with checkpoint_every", "a tensor");
+        check_checkpoint_offsets(check, offsets, sequences.cu_seqlens, sequences.batch());
+        GDN_REQUIRE(check, sequences.packed() || sequences.count * sequences.tokens <= std::numeric_limits<int>::max(),
+                    "checkpoint_offsets", "None with more than 2147483647 tokens in all", "a tensor");
+        GDN_REQUIRE(check, !checkpoints.defined() || (checkpoints.rank == 4 && checkpoints.size(0) == sequences.count),
+                    "checkpoints", fmt::format("a row for each of {} sequences", sequences.count), shape_text(checkpoints));
+    }
     const auto check_rows = [&](const char* argument, const View& rows, RecurrentStates& states, int64_t& count) {
         if (!rows.defined()) return;
-        GDN_REQUIRE(check, every > 0, argument, "None without checkpoint_every", "a tensor");
+        const bool may_be_offsets = &rows == &checkpoints;
+        GDN_REQUIRE(check, every > 0 || (may_be_offsets && offsets.defined()), argument,
+                    may_be_offsets ? "None without checkpoint_every and checkpoint_offsets" : "None without checkpoint_every",
+                    "a tensor");
         Prepared alone{.sequences = sequences};
         states = check_states(check, alone, argument, rows, 4);
         check.distinct(argument, rows);
@@ -136,6 +149,7 @@ PreparedChunked prepare_chunked(const auto& x, const OptionalTensor& indices, co
                 {{"state", slots.defined() && update_state ? none : state},
                  {"state_indices", slots},
                  {"write_indices", write_slots},
+                 {"checkpoint_offsets", offsets},
                  {"has_initial_state", has_initial}});
     return prepared;
 }
@@ -159,6 +173,70 @@ PreparedChunked prepare_pool(const ChunkedForwardPool& x) {
     return prepare_chunked(x, x.state_indices, x.write_indices, x.update_state, std::nullopt);
 }
 
+// A tensor of a padded batch as one of packed sequences; the same memory, where they follow each other in it.
+Tensor as_packed(const Sequences& sequences, const Tensor& tensor) {
+    return sequences.packed() ? tensor : torch::stable::flatten(tensor, 0, 1);
+}
+
+// A call that reports the state after some tokens of each sequence: one call computes the tokens up to there, and another one
+// those after them, from dense fp32 states. Returns the rows, of `type`, if the caller has none.
+Tensor run_parts(PreparedChunked& whole, const ChunkedForward& x, DType type) {
+    const Sequences& sequences = whole.sequences;
+    const int64_t count = sequences.count;
+    const Tensor rows = new_states(x.out, {x.checkpoints ? 0 : count}, sequences, type);
+    const DeviceScope scope(sequences.query.device_index);
+    const Target target = target_of(ChunkedForward::name, sequences.query);
+    clear_without_sequences(sequences, x.out);
+    if (count == 0) return rows;
+    const Tensor states = new_states(x.out, {count}, sequences, DType::f32);
+    const RecurrentStates dense = contiguous_states(memory_of(states), sequences, DType::f32);
+    const auto indices = [&](int64_t elements) { return torch::stable::new_empty(x.out, {elements}, ScalarType::Long); };
+    const Tensor slots = indices(count), parts = indices(2 * count + 1), firsts = indices(2 * count),
+                 seconds = indices(2 * count);
+    const auto memory = [](const Tensor& tensor) { return static_cast<i64*>(memory_of(tensor)); };
+    const Tagged offsets = tagged(View(*x.checkpoint_offsets));
+    const GdnCall& call = whole.args;
+    MoveStatesArgs move{.call = call, .to = dense, .rows = count, .dense_slots = memory(slots)};
+    MoveStates::run(StatesMove::gather, move, target);
+    SplitSequences::run({.cu_seqlens = call.cu_seqlens,
+                         .offsets = offsets,
+                         .sequences = call.sequences,
+                         .tokens = call.tokens,
+                         .slots = memory(slots),
+                         .parts = memory(parts),
+                         .firsts = memory(firsts),
+                         .seconds = memory(seconds)},
+                        target);
+    ChunkedForwardPool part{x, states, firsts};
+    part.query = as_packed(sequences, x.query);
+    part.key = as_packed(sequences, x.key);
+    part.value = as_packed(sequences, x.value);
+    if (x.beta) part.beta = as_packed(sequences, *x.beta);
+    if (x.gate) part.gate = as_packed(sequences, *x.gate);
+    part.out.emplace(as_packed(sequences, x.out));
+    part.cu_seqlens = parts;
+    part.has_initial_state = part.write_indices = part.checkpoint_offsets = {};
+    part.update_state = true;
+    part.checkpoints = part.states_before = {};
+    PreparedChunked prepared = prepare_pool(part);
+    run_chunked(prepared, part, {}, DType::f32);
+    move.from = dense;
+    move.to = x.checkpoints ? whole.rows.checkpoints : contiguous_states(memory_of(rows), sequences, type);
+    move.offsets = offsets;
+    MoveStates::run(StatesMove::at_offsets, move, target);
+    part.state_indices = seconds;
+    prepared = prepare_pool(part);
+    prepared.args.keeps_skipped = true;
+    run_chunked(prepared, part, {}, DType::f32);
+    if (call.last.data != nullptr) MoveStates::run(StatesMove::scatter, move, target);
+    if (memory_of(part.out) != memory_of(x.out)) {
+        Tensor out = x.out;
+        torch::stable::copy_(out,
+                             torch::stable::reshape(part.out, std::vector<int64_t>(out.sizes().begin(), out.sizes().end())));
+    }
+    return rows;
+}
+
 DType dtype_from(ScalarType type) {
     return type == ScalarType::BFloat16 ? DType::bf16 : type == ScalarType::Half ? DType::f16 : DType::f32;
 }
@@ -169,7 +247,8 @@ std::tuple<Tensor, Tensor> run_dense(const ChunkedForward& x) {
     const Sequences& sequences = prepared.sequences;
     GdnCall& args = prepared.args;
     const DType wanted = x.state_dtype ? dtype_from(*x.state_dtype) : prepared.state_type;
-    const bool any_type = !sequences.plain() || moves_states(prepared);  // kernels that write a dtype of their own
+    const bool any_type =
+        !sequences.plain() || moves_states(prepared) || x.checkpoint_offsets;  // kernels that write a dtype of their own
     OptionalTensor widened = {};  // a bf16 state with fp32 results: widening is exact, and the kernel has one state type
     if (!any_type && wanted == DType::f32 && prepared.state_type == DType::bf16) {
         widened = torch::stable::to(torch::stable::contiguous(*x.state), ScalarType::Float);
@@ -181,7 +260,8 @@ std::tuple<Tensor, Tensor> run_dense(const ChunkedForward& x) {
     const bool is_new = x.output_final_state && !x.final_state;
     const Tensor final_state = new_states(x.out, {is_new ? sequences.count : 0}, sequences, type);
     if (is_new) args.last = contiguous_states(memory_of(final_state), sequences, type);
-    const Tensor checkpoints = run_chunked(prepared, x, prepared.rows, wanted);
+    const Tensor checkpoints =
+        x.checkpoint_offsets ? run_parts(prepared, x, wanted) : run_chunked(prepared, x, prepared.rows, wanted);
     return {as_dtype(final_state, wanted), as_dtype(checkpoints, wanted)};
 }
 
@@ -189,6 +269,7 @@ std::tuple<Tensor, Tensor> run_dense(const ChunkedForward& x) {
 Tensor run_pool(const ChunkedForwardPool& x) {
     PreparedChunked prepared = prepare_pool(x);
     const DType pool = prepared.state_type;
+    if (x.checkpoint_offsets) return run_parts(prepared, x, pool);
     return as_dtype(run_chunked(prepared, x, prepared.rows, pool), pool);
 }
 
@@ -219,7 +300,7 @@ ChunkedResult chunked_forward(const ChunkedForward& x) {
         if (x.final_state) result.final_state = *x.final_state;
     }
     if (!x.output_final_state) result.final_state.reset();
-    if (x.checkpoint_every != 0) result.checkpoints = x.checkpoints ? *x.checkpoints : checkpoints;
+    if (x.checkpoint_every != 0 || x.checkpoint_offsets) result.checkpoints = x.checkpoints ? *x.checkpoints : checkpoints;
     return result;
 }
 

@@ -12,30 +12,17 @@
 namespace gdn_cuda::gdn {
 namespace {
 
-// What a record of a chunk without residuals moves is in L2 between both launches.
-constexpr int64_t kRecordBytesInL2 = offsetof(KdaRecord, update_residual) + sizeof(KdaFactors),
-                  kMostBytesInL2 = int64_t{24} << 20;  // of the 50 MB of an H100 or H200
-constexpr int64_t kPreparersPerMultiprocessor = 2;
-
 bool carries_in_final_states(const Prepared& prepared) {
     return prepared.args.last.data != nullptr && prepared.state_type == DType::f32;
 }
 
 }  // namespace
 
-int kda_window(int64_t positions, int heads, int multiprocessors) {
+int kda_window(const Prepared& prepared, const Target& target) {
+    const int64_t positions = kda_positions(prepared.sequences);
     if (const int wanted = kKdaWindowVariable.value(); wanted > 0)
         return static_cast<int>(std::min<int64_t>(wanted, positions));
-    const int64_t most = std::clamp<int64_t>(kMostBytesInL2 / (kRecordBytesInL2 * std::max(heads, 1)), 1, positions),
-                  at_once = kPreparersPerMultiprocessor * multiprocessors;
-    const auto fill = [&](int64_t window) {
-        const int64_t blocks = window * heads;
-        return static_cast<double>(blocks) / static_cast<double>(ceil_div(blocks, at_once) * at_once);
-    };
-    int64_t best = most;  // of equally full ones the longest
-    for (int64_t window = most - 1; window > most / 2; --window)
-        if (fill(window) > fill(best)) best = window;
-    return static_cast<int>(best);
+    return kda_window(positions, prepared.args.heads, jit::device_traits(target.ordinal).multiprocessors);
 }
 
 KdaWorkspaceSize kda_workspace(const Prepared& prepared, int window) {
@@ -117,7 +104,7 @@ void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, con
         if (launches.prepares) KdaPrepare::run(sequences.io, prepare, target);
         if (launches.owns) KdaOwn::run(sequences.io, own, target);
         if (explaining()) [[unlikely]] {
-            remark(fmt::format("{} windows of chunks, each in these launches", ceil_div(positions, int64_t{window})));
+            remark(fmt::format("{} windows of chunks, each in these two launches", ceil_div(positions, int64_t{window})));
             break;
         }
     }

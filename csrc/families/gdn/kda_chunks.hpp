@@ -5,6 +5,7 @@
 #include "kda_order.hpp"
 #include "kda_own.hpp"
 #include "kda_prepare.hpp"
+#include "kda_window.hpp"
 #include "prepared.hpp"
 
 namespace gdn_cuda::gdn {
@@ -13,8 +14,8 @@ namespace gdn_cuda::gdn {
 inline int64_t kda_positions(const Sequences& sequences) {
     return sequences.packed() ? sequences.tokens / kChunk + sequences.count : sequences.count * chunks_in(sequences.tokens);
 }
-// Positions of a window: as many as L2 holds records of, in waves of blocks that are as full as they can be.
-int kda_window(int64_t positions, int heads, int multiprocessors);
+// Positions of a window: GDN_KDA_WINDOW, or what suits the device.
+int kda_window(const Prepared& prepared, const Target& target);
 
 // In global memory. Records and flags are (head, position in the window).
 struct KdaWorkspace {

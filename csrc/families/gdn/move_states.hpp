@@ -19,6 +19,8 @@ inline const char* word_of(StatesMove move) {
             return "gdn::StatesMove::first_before";
         case StatesMove::other_before:
             return "gdn::StatesMove::other_before";
+        case StatesMove::at_offsets:
+            return "gdn::StatesMove::at_offsets";
         case StatesMove::copy:
             return "gdn::StatesMove::copy";
         case StatesMove::identity:
@@ -30,7 +32,8 @@ inline const char* word_of(StatesMove move) {
 inline constexpr std::array kMoveStatesConfigurations = {
     MoveStatesConfig{StatesMove::gather},       MoveStatesConfig{StatesMove::scatter},
     MoveStatesConfig{StatesMove::first_before}, MoveStatesConfig{StatesMove::other_before},
-    MoveStatesConfig{StatesMove::copy},         MoveStatesConfig{StatesMove::identity}};
+    MoveStatesConfig{StatesMove::at_offsets},   MoveStatesConfig{StatesMove::copy},
+    MoveStatesConfig{StatesMove::identity}};
 
 struct MoveStates {
     GDN_KERNEL(MoveStates, gdn, move_states, MoveStatesConfig, MoveStatesArgs,

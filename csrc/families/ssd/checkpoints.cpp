@@ -5,32 +5,19 @@
 namespace gdn_cuda::ssd {
 namespace {
 
-int64_t element(const View& indices, int64_t i) {
-    return *dtype_of(indices) == DType::i32 ? static_cast<const int32_t*>(indices.data)[i]
-                                            : static_cast<const int64_t*>(indices.data)[i];
-}
-
-// On the CPU: on a GPU reading them would wait for it, and the rows of tokens that do not exist are NaN.
-void check_offsets(const Checks& check, const View& offsets, const View& cu_seqlens, int64_t tokens) {
-    for (int64_t i = 0; i < offsets.size(0); ++i) {
-        const int64_t length = cu_seqlens.defined() ? element(cu_seqlens, i + 1) - element(cu_seqlens, i) : tokens;
-        GDN_REQUIRE(check, element(offsets, i) <= length, "checkpoint_offsets",
-                    fmt::format("at most the {} tokens of sequence {}", length, i), fmt::format("{}", element(offsets, i)));
-    }
-}
 void check_boundaries(const Checks& check, const View& boundaries, const View& cu_seqlens, int64_t tokens) {
     const int64_t count = boundaries.size(0);
     for (int64_t i = 0; i < count; ++i) {
-        const int64_t token = element(boundaries, i), last = i == 0 ? 0 : element(boundaries, i - 1);
+        const int64_t token = index_at(boundaries, i), last = i == 0 ? 0 : index_at(boundaries, i - 1);
         GDN_REQUIRE(check, token >= last && token <= tokens, "boundaries",
                     fmt::format("offsets that never decrease, from 0 to {}", tokens),
                     fmt::format("{} at position {}", token, i));
     }
     int64_t at = 0;
     for (int64_t n = 1; n < cu_seqlens.size(0); ++n) {
-        const int64_t end = element(cu_seqlens, n);
-        while (at < count && element(boundaries, at) < end) ++at;
-        GDN_REQUIRE(check, at < count && element(boundaries, at) == end, "boundaries", "the end of every sequence",
+        const int64_t end = index_at(cu_seqlens, n);
+        while (at < count && index_at(boundaries, at) < end) ++at;
+        GDN_REQUIRE(check, at < count && index_at(boundaries, at) == end, "boundaries", "the end of every sequence",
                     fmt::format("none at {}", end));
     }
 }
@@ -57,8 +44,7 @@ void check_checkpoints(const Checks& check, PreparedScan& prepared, const SsdChe
     GDN_REQUIRE(check, every != 0 || !before.defined(), "states_before", "None without checkpoint_every", "a tensor");
     const Batch batch{prepared.sequences, prepared.tokens, cu_seqlens.defined(), prepared.x, "x"};
     if (offsets.defined()) {
-        check_per_sequence(check, "checkpoint_offsets", offsets, batch);
-        if (offsets.is_cpu()) check_offsets(check, offsets, cu_seqlens, prepared.tokens);
+        check_checkpoint_offsets(check, offsets, cu_seqlens, batch);
         args.offsets = tagged(offsets);
     }
     if (boundaries.defined()) {

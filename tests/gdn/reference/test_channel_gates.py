@@ -133,6 +133,30 @@ def test_a_pool(rng: torch.Generator) -> None:
     assert torch.equal(pool[[1, 2, 4, 5]], old[[1, 2, 4, 5]])
 
 
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_states_after_any_token(channels: bool, padded: bool, rng: torch.Generator) -> None:
+    offsets, at = [0, 70, 70, 140], [17, 0, 70]
+    x = {name: y[0] for name, y in inputs(140, rng, "channel reset").items() if name != "state"}
+    gate = x["gate"] if channels else x["gate"][..., 0].contiguous()
+    alpha = decays(x["gate"] if channels else x["gate"][..., :1].expand(x["gate"].shape))
+    state = torch.randn(3, HV, DV, DK, generator=rng)
+    given: dict[str, Any] = {**x, "gate": gate, "state": state, "cu_seqlens": torch.tensor(offsets)}
+    if padded:
+        offsets, at = [0, 70, 140], [17, 70]
+        given = {name: y.unflatten(0, (2, 70)) for name, y in {**x, "gate": gate}.items()} | {"state": state[:2]}
+    output, last, rows = gdn_cuda.chunked_forward(**given, checkpoint_offsets=torch.tensor(at, dtype=torch.int32))
+    names = ("query", "key", "value", "beta")
+    expected, states = packed_literal(x | {"decay": alpha}, offsets, state[: len(at)])
+    assert rel_rms(output.view(expected.shape), expected) < 1e-5 and rel_rms(last, states) < 1e-5
+    for n, count in enumerate(at):
+        span = slice(offsets[n], offsets[n] + count)
+        wanted = (
+            literal(*(x[name][None, span] for name in names), alpha[None, span], state[n : n + 1])[1][0, -1] if count else 0
+        )
+        assert (rows[n] - wanted).norm() <= 1e-5 * max(states[n].norm(), 1)
+
+
 def test_equal_channels_are_a_gate_for_each_head(rng: torch.Generator) -> None:
     x = inputs(9, rng, "heavy", "repeated")
     gate = x["gate"][..., 0].contiguous()

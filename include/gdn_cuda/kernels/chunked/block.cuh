@@ -181,9 +181,7 @@ struct ChunkedBlock {
     __device__ __forceinline__ void fill_uncomputed_outputs() {
         if (call.cu_seqlens.data != nullptr && sequence == call.sequences - 1)
             fill_outputs<kConfig>(call, sequence, span.start + span.length, call.tokens, head, first_row, 0.f);
-        if (place != Place::run)
-            fill_outputs<kConfig>(call, sequence, span.start, span.start + span.length, head, first_row,
-                                  place == Place::skip ? 0.f : quiet_nan());
+        if (place != Place::run) fill_outputs_of_uncomputed<kConfig>(call, sequence, span, place, head, first_row);
     }
 
     // Copies these rows of the state of an empty sequence, or writes zeros without an initial state.

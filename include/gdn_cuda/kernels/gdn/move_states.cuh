@@ -12,9 +12,10 @@
 
 namespace gdn_cuda::gdn {
 
-// The offsets, in elements, that a state is read from and written to; from < 0: zeros are written; to < 0: nothing is.
+// The offsets, in elements, that a state is read from and written to; from < 0: `otherwise` is written; to < 0: nothing is.
 struct StateMove {
     i64 from = -1, to = -1;
+    float otherwise = 0.f;
 };
 
 __device__ __forceinline__ i64 initial_offset(const GdnCall& call, int sequence, Place& place) {
@@ -54,6 +55,11 @@ __device__ __forceinline__ StateMove move_of(const MoveStatesArgs& args, i64 row
     Place place;
     if constexpr (kMove == StatesMove::copy) {
         return {row * args.from.slot, row * args.to.slot};
+    } else if constexpr (kMove == StatesMove::at_offsets) {
+        const i64 offset = load_index(args.offsets, row), slot = args.dense_slots[row], to = row * args.to.slot;
+        if (slot < 0 || offset <= 0) return {-1, to};
+        if (slot >= call.sequences || offset > span_of(call.cu_seqlens, row, call.tokens).length) return {-1, to, quiet_nan()};
+        return {row * args.from.slot, to};
     } else if constexpr (kMove == StatesMove::identity) {
         return {-1, row * args.to.slot};
     } else if constexpr (kMove == StatesMove::gather) {
@@ -109,7 +115,7 @@ __global__ void __launch_bounds__(kConfig.threads()) move_states(const __grid_co
         if (move.to < 0) continue;
         for_each_element(from, [&](int r, int c, i64 offset) {
             const bool is_one = kMove == StatesMove::identity && first_row + r - call.values == first_column + c;
-            tile[r][c] = is_one ? 1.f : move.from < 0 ? 0.f : load_float({from.data, from.type}, move.from + offset);
+            tile[r][c] = is_one ? 1.f : move.from < 0 ? move.otherwise : load_float({from.data, from.type}, move.from + offset);
         });
         __syncthreads();
         for_each_element(to, [&](int r, int c, i64 offset) { store_float({to.data, to.type}, move.to + offset, tile[r][c]); });

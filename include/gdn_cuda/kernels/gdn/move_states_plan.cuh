@@ -10,6 +10,7 @@ enum class StatesMove : int {
     scatter,       // dense states to the slots or buffer of the call's last states
     first_before,  // initial states to the states before each sequence's first block of tokens
     other_before,  // checkpoints to the states before all other blocks
+    at_offsets,    // dense states to row n each: 0 where its offset is 0 or its sequence is skipped, NaN where there is none
     copy,          // row n to row n
     identity       // fills dense states: zeros in the rows that have values, the identity in the dk rows below
 };
@@ -32,6 +33,7 @@ struct MoveStatesArgs {
     i64 checkpoints;           // other_before: how many `from` has
     int block_tokens;          // first_before and other_before: tokens per block
     i64* dense_slots;          // gather writes sequence n's dense slot: n, or an index that skips or poisons the sequence
+    Tagged offsets;            // at_offsets: after how many tokens of each sequence
 };
 
 }  // namespace gdn_cuda::gdn

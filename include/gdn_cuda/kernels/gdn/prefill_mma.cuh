@@ -43,8 +43,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     if (call.cu_seqlens.data != nullptr && sequence == call.sequences - 1)  // tokens after the last sequence
         fill_outputs<kConfig>(call, sequence, span.start + span.length, call.tokens, head, first_row, 0.f);
     if (place != Place::run) {
-        fill_outputs<kConfig>(call, sequence, span.start, span.start + span.length, head, first_row,
-                              place == Place::skip ? 0.f : quiet_nan());
+        fill_outputs_of_uncomputed<kConfig>(call, sequence, span, place, head, first_row);
         return;
     }
 

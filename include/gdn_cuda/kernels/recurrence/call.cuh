@@ -45,6 +45,7 @@ struct GdnCall {
     int slot_count, slot_steps;  // bounds: an index past the pool makes the output NaN and writes no state
     Tagged accepted;             // tokens accepted in the last verify; below 1 counts as 1
     i64 null_slot;               // like negatives, skips its sequence; -1: none
+    bool keeps_skipped;          // a skipped sequence's outputs stay as they are; else they become 0
     const bool* has_initial;     // (sequences,): whether a sequence reads its slot, or starts from zeros; nullptr: all read
 
     // Stored states: `last` after the last token, `steps` after every `step_interval` tokens.

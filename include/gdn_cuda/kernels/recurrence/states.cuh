@@ -93,11 +93,23 @@ __device__ __forceinline__ void fill_rows(const GdnCall& call, int sequence, i64
 #pragma unroll 1
     for (i64 token = first + mine; token < last; token += at_once) outputs[token * call.output.token + row] = from_float<Io>(x);
 }
+// What the outputs of a sequence that is not computed become, if anything.
+__device__ __forceinline__ bool fills_outputs(const GdnCall& call, Place place, float& x) {
+    x = place == Place::skip ? 0.f : quiet_nan();
+    return place != Place::skip || !call.keeps_skipped;
+}
 template <auto kConfig>
 __device__ __forceinline__ void fill_outputs(const GdnCall& call, int sequence, i64 first, i64 last, int head, int first_row,
                                              float x) {
     const int rows = min(kConfig.rows_per_block(), call.outputs - first_row);
     if (rows > 0) fill_rows<Storage<kConfig.io>>(call, sequence, first, last, head, first_row, rows, x);
+}
+
+template <auto kConfig>
+__device__ __forceinline__ void fill_outputs_of_uncomputed(const GdnCall& call, int sequence, const Span& span, Place place,
+                                                           int head, int first_row) {
+    if (float x; fills_outputs(call, place, x))
+        fill_outputs<kConfig>(call, sequence, span.start, span.start + span.length, head, first_row, x);
 }
 
 }  // namespace gdn_cuda::gdn
