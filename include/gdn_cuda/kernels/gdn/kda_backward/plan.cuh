@@ -129,7 +129,7 @@ struct KdaChainPlan {
 
 // Rows of a state in a slab.
 GDN_HOST_DEVICE constexpr int kda_slab_rows(int head_k) {
-    return head_k > 128 ? 16 : 32;
+    return head_k == 128 ? 32 : 16;
 }
 
 // Rows of 16-byte vectors, one more than they need: no bank conflicts of ldmatrix.
