@@ -1,11 +1,3 @@
 """Prefill of Kimi Delta Attention in the emulator."""
 
-import pytest
-from devices import Device
-from emulated import emulated
 from kda_prefill_on_device import *  # noqa: F403
-
-
-@pytest.fixture
-def device() -> Device:
-    return Device("cpu", emulated)

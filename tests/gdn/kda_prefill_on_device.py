@@ -113,16 +113,13 @@ def test_invalid_offsets_write_nothing_else(device: Device) -> None:
 def test_a_pool(device: Device, window: str, dtype: torch.dtype) -> None:
     x = packed([70, 0, 3, 65], gates="init", dv=72)
     rng = torch.Generator().manual_seed(9)
-    pool = torch.randn(7, 2, *x["state"].shape[1:], generator=rng)[:, 0].to(dtype)  # slots with gaps between
-    slots = torch.tensor([5, 2, -1, 0], dtype=torch.int32)
-    given = there(device, {**{n: t for n, t in x.items() if n != "state"}, "state": pool, "state_indices": slots})
-    given["state"] = pool.clone() if not device.emulate else pool
-    kept = pool.clone()
-    given["state"] = given["state"].to(device.name)
+    pool = torch.randn(7, 2, *x["state"].shape[1:], generator=rng).to(dtype).to(device.name)[:, 0]  # slots with gaps between
+    kept, slots = pool.cpu().clone(), torch.tensor([5, 2, -1, 0], dtype=torch.int32)
     out = torch.full_like(x["value"], torch.nan).to(device.name)
+    given = there(device, x | {"state_indices": slots}) | {"state": pool}
     with device.only(*KERNELS, "gdn/kda_order", "gdn/move_states"):
         gdn_cuda.chunked_forward(**given, use_qk_l2norm=True, out=out)
-    after, out = given["state"].cpu(), out.cpu()
+    after, out = pool.cpu(), out.cpu()
     start = kept[slots.clamp(min=0).long()].float()
     output, states = states_of(x, start)
     output[70:73] = 0
