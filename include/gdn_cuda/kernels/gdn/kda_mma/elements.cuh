@@ -167,7 +167,7 @@ struct KdaMmaElements {
     __device__ __forceinline__ void store_halves(const unsigned (&key)[kTokens], const unsigned (&query)[kTokens],
                                                  const float2 (&decay)[kTokens]) const {
         constexpr int kHalf = kTokens >> kLevel;
-        const auto of_half = [](int i) { return i / (2 * kHalf) * kHalf + i % kHalf; };
+        const auto index_of = [](int i) { return i / (2 * kHalf) * kHalf + i % kHalf; };
         const unsigned first = kTokens / 2 * upper, left = rows_at(shared.levels.left[kLevel], first),
                        left_queries = rows_at(shared.levels.left[kLevel], kTokens + first);
         float2 factor{1.f, 1.f};
@@ -175,8 +175,8 @@ struct KdaMmaElements {
         for (int i = 0; i < kTokens; ++i) {
             if (!(i & kHalf)) continue;
             factor = i % kHalf == 0 ? decay[i] : times(factor, decay[i]);
-            store(row(left, of_half(i)), key[i], factor);
-            store(row(left_queries, of_half(i)), query[i], factor);
+            store(row(left, index_of(i)), key[i], factor);
+            store(row(left_queries, index_of(i)), query[i], factor);
         }
         if constexpr (kHalf > 1) {
             const unsigned right = rows_at(shared.levels.right[kLevel], first);
@@ -185,9 +185,9 @@ struct KdaMmaElements {
                 if (i & kHalf) continue;
                 if (i % kHalf == kHalf - 1) {
                     factor = decay[i];
-                    store_shared(row(right, of_half(i)), key[i]);
+                    store_shared(row(right, index_of(i)), key[i]);
                 } else {
-                    store(row(right, of_half(i)), key[i], factor);
+                    store(row(right, index_of(i)), key[i], factor);
                     factor = times(factor, decay[i]);
                 }
             }

@@ -53,7 +53,7 @@ struct KdaMmaPlan {
         Rows left[kKdaMmaLevels];
         EightRows right[kKdaMmaLevels - 1][kTiles];
     };
-    union OfWarp {
+    union WarpMemory {
         Block inverse;
         KdaTokenRows<kConfig.head_k> rows;
     };
@@ -66,7 +66,7 @@ struct KdaMmaPlan {
     Rows key_in, query_in, key_out, key_out_residual;
     union {
         Levels levels;
-        OfWarp of_warp[kConfig.warps];  // once there are scores
+        WarpMemory warp_memory[kConfig.warps];  // once there are scores
     };
     Values values[kConfig.warps];
     Block scores;                                        // A below the diagonal, P transposed on and above it

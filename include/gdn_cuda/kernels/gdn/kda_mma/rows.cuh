@@ -81,7 +81,7 @@ struct KdaMmaRows : MmaStateRows<kConfig, KdaMmaPlan<kConfig>> {
     // V' = T X, the outputs, and the state after the chunk. is_last: of the sequence, and the state is not stored.
     __device__ __forceinline__ void advance(int chunk, bool is_last) {
         refresh();
-        auto& inverse = shared.of_warp[warp].inverse;
+        auto& inverse = shared.warp_memory[warp].inverse;
         invert_block(shared.scores, inverse, lane);
         Sums v = {};
         Right right;
@@ -105,7 +105,7 @@ struct KdaMmaRows : MmaStateRows<kConfig, KdaMmaPlan<kConfig>> {
             for (int n = 0; n < 2; ++n) mma_m16n8k16<kIo>(output[n], parts[i / 2], right[i % 2][n][0], right[i % 2][n][1]);
         const auto resets = *reinterpret_cast<const uint2*>(shared.resets);
         if (resets.x | resets.y)
-            if (!is_finite(v)) return advance_by_token(*this, shared.of_warp[warp].rows, chunk);
+            if (!is_finite(v)) return advance_by_token(*this, shared.warp_memory[warp].rows, chunk);
         stage_output();
         if (is_last) return;
         refresh();
