@@ -191,10 +191,8 @@ struct RecurrentAnyBlock {
         const Span span = span_of(call.cu_seqlens, sequence, call.tokens);
         if (call.cu_seqlens.data != nullptr && sequence == call.sequences - 1)  // tokens after the last sequence
             fill(sequence, span.start + span.length, call.tokens, 0.f);
-        if (place != Place::run) {
-            if (float x; fills_outputs(call, place, x)) fill(sequence, span.start, span.start + span.length, x);
-            return;
-        }
+        if (place != Place::run)
+            return fill(sequence, span.start, end_of_uncomputed(call, span, place), output_of_uncomputed(place));
 
         float s[kLayout.per_lane] = {};
         load_initial(sequence, slot, first_step, s);

@@ -93,10 +93,12 @@ __device__ __forceinline__ void fill_rows(const GdnCall& call, int sequence, i64
 #pragma unroll 1
     for (i64 token = first + mine; token < last; token += at_once) outputs[token * call.output.token + row] = from_float<Io>(x);
 }
-// What the outputs of a sequence that is not computed become, if anything.
-__device__ __forceinline__ bool fills_outputs(const GdnCall& call, Place place, float& x) {
-    x = place == Place::skip ? 0.f : quiet_nan();
-    return place != Place::skip || !call.keeps_skipped;
+// The outputs of a sequence that is not computed: what they become, and up to which token.
+__device__ __forceinline__ float output_of_uncomputed(Place place) {
+    return place == Place::skip ? 0.f : quiet_nan();
+}
+__device__ __forceinline__ i64 end_of_uncomputed(const GdnCall& call, const Span& span, Place place) {
+    return place == Place::skip && call.keeps_skipped ? span.start : span.start + span.length;
 }
 template <auto kConfig>
 __device__ __forceinline__ void fill_outputs(const GdnCall& call, int sequence, i64 first, i64 last, int head, int first_row,
@@ -108,8 +110,8 @@ __device__ __forceinline__ void fill_outputs(const GdnCall& call, int sequence, 
 template <auto kConfig>
 __device__ __forceinline__ void fill_outputs_of_uncomputed(const GdnCall& call, int sequence, const Span& span, Place place,
                                                            int head, int first_row) {
-    if (float x; fills_outputs(call, place, x))
-        fill_outputs<kConfig>(call, sequence, span.start, span.start + span.length, head, first_row, x);
+    fill_outputs<kConfig>(call, sequence, span.start, end_of_uncomputed(call, span, place), head, first_row,
+                          output_of_uncomputed(place));
 }
 
 }  // namespace gdn_cuda::gdn
