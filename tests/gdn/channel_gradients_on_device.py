@@ -126,8 +126,8 @@ def test_gradients_of_some_inputs_are_the_same(given: tuple[str, ...], device: D
     assert all(torch.equal(a, b) for a, b in zip(run(given), run(every), strict=True))
 
 
-def test_views_and_tokens_that_no_kernel_takes(device: Device, seed: int) -> None:
-    """Columns of one projection, a gate whose channels have a stride; fp32, by the backward in plain torch."""
+def test_views(device: Device, seed: int) -> None:
+    """Columns of one projection, and a gate whose channels have a stride."""
     x, grads = drawn(ChannelCase(replace(SHAPE, lengths=(20,))), seed, BF16)
     rows = torch.cat([x["query"].flatten(2), x["key"].flatten(2), x["value"].flatten(2)], -1)
     first, second = x["query"][0, 0].numel(), x["key"][0, 0].numel()
@@ -139,7 +139,3 @@ def test_views_and_tokens_that_no_kernel_takes(device: Device, seed: int) -> Non
     }
     found, wanted = found_by_kernels(device, views, grads), found_by_kernels(device, x, grads)
     assert all(torch.equal(found[name], wanted[name]) for name in found)
-    wide = {name: y.float() if isinstance(y, Tensor) and y.is_floating_point() else y for name, y in x.items()}
-    wide_grads = tuple(g.float() for g in grads if g is not None)
-    found, exact = found_by_kernels(device, wide, wide_grads), oracle(wide, wide_grads)  # type: ignore[arg-type]
-    assert all(error(found[name], exact[name]) < 1e-4 for name in found)
