@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import gdn_cuda
 from gdn_cuda import nn
 from gdn_cuda.structured.displacement import DisplacementType
 
@@ -17,25 +15,10 @@ S4_SIZES = {"N": 3, "H": 4, "channels": 2, "rank": 1, "repeat": 1}
 S4_TRANSFORMS = {"real_transform": "exp", "imag_transform": "none", "dt_transform": "exp"}
 
 
-@functools.cache
-def channel_gates_train() -> bool:
-    """Whether `chunked_forward` has gradients with a gate for every channel of the key."""
-    rows, gate = torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 1, 8, requires_grad=True)
-    try:
-        gdn_cuda.chunked_forward(rows, rows, rows, None, gate)
-    except ValueError:
-        return False
-    return True
-
-
 class Case:
     """A layer: (B, L, width) becomes (B, L, out). `sizes` are the sizes that its repr shows."""
 
     is_layer = True
-
-    @property
-    def trains(self) -> bool:
-        return self.module != "KimiDeltaAttention" or channel_gates_train()
 
     def __init__(self, module: str, *arguments: Any, width: int, sizes: tuple[int, ...], out: int | None = None, **more: Any):
         self.module, self.arguments, self.more = module, arguments, more
@@ -46,7 +29,7 @@ class Case:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made: torch.nn.Module = getattr(nn, self.module)(*self.arguments, **self.more, **like)
-            return made if self.trains else made.requires_grad_(False)
+            return made
 
     def inputs(self, seed: int, B: int = 2, L: int = 5, **like: Any) -> Tensor:
         drawn = torch.randn(B, L, self.width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -21,7 +21,6 @@ EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 LAYERS = pytest.mark.parametrize("case", [case for case in CASES if case.is_layer], ids=lambda case: case.id)
 MATRICES = pytest.mark.parametrize("case", [case for case in CASES if not case.is_layer], ids=lambda case: case.id)
 STEPPED = pytest.mark.parametrize("case", [case for case in CASES if case.has_steps], ids=lambda case: case.id)
-TRAINED = pytest.mark.parametrize("case", [case for case in CASES if case.trains], ids=lambda case: case.id)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 # Kernels' steps count parameters as constants.
@@ -136,7 +135,7 @@ def test_the_representation_shows_sizes(case: Case) -> None:
 # ---- Empty and short inputs
 
 
-@TRAINED
+@EVERY
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("B", "L"), [(0, 5), (2, 0), (2, 1), (0, 0), (1, 1)])
 def test_empty_and_short_inputs(case: Case, B: int, L: int, dtype: torch.dtype, seed: int) -> None:
@@ -171,7 +170,7 @@ def test_no_sequences_and_no_tokens_keep_states(case: Case, L: int, seed: int) -
 # ---- Gradients
 
 
-@TRAINED
+@EVERY
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_are_finite(case: Case, dtype: torch.dtype, seed: int) -> None:
     module, x = case.make(dtype=dtype), case.inputs(seed, dtype=dtype).requires_grad_()
@@ -182,7 +181,7 @@ def test_gradients_are_finite(case: Case, dtype: torch.dtype, seed: int) -> None
         assert p.grad.any(), name
 
 
-@TRAINED
+@EVERY
 def test_fp64_is_computed_in_fp64(case: Case, seed: int) -> None:
     """Finite differences of results agree with gradients to many digits."""
     module, x = case.make(dtype=torch.float64), case.inputs(seed, dtype=torch.float64).requires_grad_()
@@ -230,8 +229,6 @@ def test_steps_give_the_same_as_the_sequence(case: Case, dtype: torch.dtype, see
 
 @STEPPED
 def test_steps_have_gradients_or_refuse_backward(case: Case, seed: int) -> None:
-    if not case.trains:
-        pytest.skip("chunked_forward has no gradients with a gate for every channel")
     module, x = case.make(), case.inputs(seed, L=6)
     whole = case.run(module, x)
     weights = torch.randn(whole.shape)
@@ -266,8 +263,6 @@ def test_layers_return_the_dtype_of_autocast(case: Case, given: torch.dtype, see
 
 @LAYERS
 def test_gradients_under_autocast(case: Case, seed: int) -> None:
-    if not case.trains:
-        pytest.skip("chunked_forward has no gradients with a gate for every channel")
     module, x = case.make(), case.inputs(seed, L=20).requires_grad_()
     weights = torch.randn(case.shape(2, 20))
     leaves = [x, *module.parameters()]

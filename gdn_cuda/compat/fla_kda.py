@@ -91,7 +91,8 @@ def chunk_kda(
     g, A_log, dt_bias, lower_bound and states are as in `fused_recurrent_kda`. The gate is exact whatever `safe_gate` says;
     `chunk_size` (32 or 64), `disable_recompute`, `cu_seqlens_cpu`, `use_graph` and `max_num_seqs` change nothing either, but
     states in between are those of chunks of 64, and want a count on the host: of `cu_seqlens_cpu`, or `cu_seqlens` is read.
-    `cp_context` is refused.
+    `cp_context` is refused, and so are states in between where an input requires a gradient: q, k, v, g, beta, initial_state,
+    A_log and dt_bias have one.
     """
     function = "chunk_kda"
     v_first = layout(function, state_v_first, others)
@@ -109,6 +110,8 @@ def chunk_kda(
     if chunk_size != _CHUNK or use_graph:
         reason = "False with chunk_size 32" if chunk_size != _CHUNK else "False with use_graph, as their count is one of values"
         refuse(function, "return_intermediate_states", reason, True)
+    if needs_gradients(q, k, v, *(x for x in call.values() if isinstance(x, Tensor))):
+        refuse(function, "return_intermediate_states", "False where an input requires a gradient", True)
     rows = _chunks(q, cu_seqlens, cu_seqlens_cpu)
     before = k.new_empty(math.prod(rows), v.shape[2], v.shape[3], k.shape[3])
     unused = before[:0]  # the states after every 64 tokens

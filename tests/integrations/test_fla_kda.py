@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -201,13 +202,71 @@ def test_backward_of_the_recurrence_is_refused(device: str, rng: torch.Generator
         output.sum().backward()
 
 
-def test_gradients_of_the_chunked_form_are_refused(device: str, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("raw, lower_bound", [(False, None), (True, None), (True, -5.0)])
+def test_gradients_of_the_chunked_form(
+    raw: bool, lower_bound: float | None, packed: bool, v_first: bool, device: str, rng: torch.Generator
+) -> None:
+    """Those of every tensor, compared with autograd's through the recurrence in fp64."""
+    x = inputs(rng, device, rows=len(OFFSETS) - 1 if packed else B)
+    if packed:
+        x = {name: y[:1] if name != "initial_state" else y for name, y in x.items()}
+    if raw:
+        shapes = {"g": x["g"].shape, "beta": x["beta"].shape, "A_log": (1, 1, HV, 1), "dt_bias": (HV * K,)}
+        x |= {name: torch.randn(shape, generator=rng).to(device) for name, shape in shapes.items()}
+    if v_first:
+        x["initial_state"] = x["initial_state"].mT.contiguous()
+    weights = [torch.randn(x[name].shape, generator=rng).to(device) for name in ("v", "initial_state")]
+
+    def gradients(x: dict[str, Tensor], run: Callable[[dict[str, Tensor]], tuple[Tensor, Tensor | None]]) -> dict[str, Tensor]:
+        leaves = {name: y.detach().clone().requires_grad_() for name, y in x.items()}
+        loss = sum((y * w).sum() for y, w in zip(run(leaves), weights, strict=True))
+        return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+    def exact(x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        if raw:
+            z, rate = x["g"] + x["dt_bias"].view(HV, K), x["A_log"].exp().view(HV, 1)
+            gate = -rate * torch.nn.functional.softplus(z) if lower_bound is None else lower_bound * (rate * z).sigmoid()
+            x = x | {"g": gate, "beta": 2 * x["beta"].sigmoid()}
+        if not packed:
+            return literal(x, v_first)
+        outputs, states = [], [x["initial_state"][:1]]
+        for n, (first, end) in enumerate(pairwise(OFFSETS[1:]), 1):
+            alone = {name: x[name][:, first:end] for name in ("q", "k", "v", "g", "beta")}
+            output, state = literal(alone | {"initial_state": x["initial_state"][n : n + 1]}, v_first)
+            outputs.append(output)
+            states.append(state)
+        return torch.cat(outputs, 1), torch.cat(states)
+
+    options: dict[str, Any] = {"output_final_state": True, "state_v_first": v_first, "lower_bound": lower_bound}
+    if raw:
+        options |= {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True}
+    if packed:
+        options["cu_seqlens"] = torch.tensor(OFFSETS, device=device)
+    found = gradients(x, lambda x: fla.chunk_kda(**x, **options))
+    expected = gradients({name: y.double() for name, y in x.items()}, exact)
+    for name, gradient in expected.items():
+        assert found[name].dtype == torch.float32 and rel_rms(found[name], gradient) < 1e-5, name
+
+
+def test_a_bound_without_A_log_has_gradients(device: str, rng: torch.Generator) -> None:
+    x = inputs(rng, device) | {"dt_bias": torch.randn(HV * K, generator=rng).to(device)}
+    leaves = [x["g"].requires_grad_(), x["dt_bias"].requires_grad_()]
+    gates = -5 * (x["g"].double() + x["dt_bias"].double().view(HV, K)).sigmoid()
+    expected = torch.autograd.grad(literal(x | {"g": gates})[0].sum(), leaves)
+    output, _ = fla.chunk_kda(**x, use_gate_in_kernel=True, lower_bound=-5.0)
+    for found, wanted in zip(torch.autograd.grad(output.sum(), leaves), expected, strict=True):
+        assert rel_rms(found, wanted) < 1e-5
+
+
+def test_states_between_chunks_have_no_gradients(device: str, rng: torch.Generator) -> None:
     x = inputs(rng, device)
-    for name in ("q", "g", "initial_state"):
-        with pytest.raises(ValueError, match=r"^chunk_kda: g: expected a gate for each head"):
-            fla.chunk_kda(**(x | {name: x[name].clone().requires_grad_()}))
+    given = x | {"q": x["q"].clone().requires_grad_()}
+    with pytest.raises(ValueError, match=r"^chunk_kda: return_intermediate_states: expected False where an input requires a"):
+        fla.chunk_kda(**given, return_intermediate_states=True)
     with torch.no_grad():
-        fla.chunk_kda(**(x | {"q": x["q"].clone().requires_grad_()}))
+        fla.chunk_kda(**given, return_intermediate_states=True)
 
 
 @pytest.mark.parametrize("name", RULES)

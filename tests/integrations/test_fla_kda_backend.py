@@ -93,6 +93,27 @@ def test_the_call_of_flas_layer(name: str, bound: float | None, v_first: bool, d
         assert rel_rms(state[n], states[-1]) < (5e-3 if device == "cuda" and name == "chunk_kda" else 1e-5)
 
 
+def test_gradients(device: str, rng: torch.Generator) -> None:
+    """Of the layer's call, compared with autograd's through the recurrence in fp64."""
+    x = inputs(rng, device)
+    leaves = {name: y.clone().requires_grad_() for name, y in x.items()}
+    output, state = theirs.chunk_kda(**leaves, **OPTIONS, **RAW)
+    assert counts() == {"chunk_kda": {"gdn_cuda": 1}}
+    weights = [torch.randn(y.shape, generator=rng).to(device) for y in (output, state)]
+
+    def gradients(leaves: dict[str, Tensor], *results: Tensor) -> tuple[Tensor, ...]:
+        loss = sum((y * w.to(y.dtype)).sum() for y, w in zip(results, weights, strict=True))
+        return torch.autograd.grad(loss, list(leaves.values()))
+
+    wide = {name: y.double().requires_grad_() for name, y in x.items()}
+    g, beta = channel_gates(wide["g"], wide["A_log"], wide["dt_bias"], None), wide["beta"].sigmoid()
+    rows = (y[0] for y in (l2norm(wide["q"]), l2norm(wide["k"]), wide["v"], g, beta))
+    expected, states = recurrence(*rows, wide["initial_state"][0].mT)
+    wanted = gradients(wide, expected[None], states[-1].mT[None])
+    for (name, leaf), found, each in zip(leaves.items(), gradients(leaves, output, state), wanted, strict=True):
+        assert found.dtype == leaf.dtype and rel_rms(found, each) < 1e-2, name
+
+
 @torch.inference_mode()
 def test_states_between_chunks(device: str, rng: torch.Generator) -> None:
     x = inputs(rng, device)
@@ -121,8 +142,8 @@ def test_the_forward_by_position(device: str, rng: torch.Generator) -> None:
         ({"cp_context": object()}, "cp_context is given"),
         ({"use_gate_in_kernel": True, "A_log": None}, "use_gate_in_kernel is given without A_log and lower_bound"),
         (
-            {"q": torch.zeros(1, T, H, K, requires_grad=True)},
-            "chunk_kda: g: expected a gate for each head, (…, Hv), where an input",
+            {"q": torch.zeros(1, T, H, K, requires_grad=True), "return_intermediate_states": True},
+            "chunk_kda: return_intermediate_states: expected False where an input requires a gradient",
         ),
         ({"return_intermediate_states": True, "chunk_size": 32}, "chunk_kda: return_intermediate_states: expected False with"),
         ({"k": torch.zeros(1, T, H, K, dtype=torch.float16)}, "chunk_kda: k: expected"),

@@ -21,5 +21,5 @@ def test_packed_documents(seed: int, rng: torch.Generator) -> None:
     check_packed_documents(seed, rng, "cpu")
 
 
-def test_training_runs_transformers_rule(seed: int, rng: torch.Generator) -> None:
+def test_training(seed: int, rng: torch.Generator) -> None:
     check_training(seed, rng, "cpu")

@@ -163,6 +163,12 @@ CASES: dict[tuple[type[nn.Module], str, str], Case] = {
     ),
     (nets.GatedDeltaNet, "step", "fp32"): (partial(delta_net, 1), partial(run_delta_net, **STEP), POOLS, f"{RAISES}.step"),
     (nets.KimiDeltaAttention, "forward", ""): (partial(kimi, 3), run_delta_net, POOLS, "KimiDeltaAttention"),
+    (nets.KimiDeltaAttention, "forward", "without a state"): (
+        lambda: (kimi(3)[0], {"x": draws(2, 3, HIDDEN)}),
+        plain,
+        (),
+        None,
+    ),
     **{
         (nets.KimiDeltaAttention, "step", str(dtype)): (
             partial(kimi, 1, dtype),

@@ -56,7 +56,7 @@ def prepare() -> None:
 
 def adapt(module: ModuleType) -> None:
     module.IS_NPU = True  # otherwise tests of grouped heads are skipped, because a backend that is not installed lacks them
-    module.assert_close = _counted(module.assert_close)
+    module.assert_close = counted(module.assert_close, "fla")
     for name in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
         setattr(module, name, compared(getattr(module, name), module, "naive_recurrent_gated_delta_rule", _is_of_two_forms))
     module._flash_qla_run = lambda monkeypatch, **arguments: module.chunk_gated_delta_rule(**arguments)
@@ -75,10 +75,10 @@ def _is_of_two_forms() -> bool:
     return _test in _TWO_FORMS
 
 
-def _counted(assert_close: Callable[..., None]) -> Callable[..., None]:
+def counted(assert_close: Callable[..., None], peer: str) -> Callable[..., None]:
     def compare(name: str, *args: Any, **kwargs: Any) -> None:
         assert_close(name, *args, **kwargs)
-        peers_plugin.note_comparison("fla", name.strip().startswith("d"))
+        peers_plugin.note_comparison(peer, name.strip().startswith("d"))
 
     return compare
 

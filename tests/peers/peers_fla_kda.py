@@ -1,9 +1,8 @@
 """FLA's tests/ops/test_kda.py, with the backend of `gdn_cuda.integrations.fla` in FLA's dispatch.
 
-The tests compare outputs, final states and gradients with FLA's naive_recurrent_kda, in torch. gdn_cuda has no gradients of
-Kimi Delta Attention: where a test asks for them, outputs and states are compared, and gradients, which are zeros, are not. If a
-test compares two forms of one call, both run on gdn_cuda; outputs and states of the plain form are then also compared with the
-naive recurrence. `fused_kda_gate`, whose gradients are compared, is `gdn_cuda.compat.fla`'s.
+The tests compare outputs, final states and gradients with FLA's naive_recurrent_kda, in torch; comparisons of either are
+counted. If a test compares two forms of one call, both run on gdn_cuda; outputs and states of the plain form are then also
+compared with the naive recurrence. `fused_kda_gate` is `gdn_cuda.compat.fla`'s.
 
 Tests of FlashKDA, another backend of that dispatch, run on our backend. Its reference in fp64 is ours on CPU tensors.
 """
@@ -16,10 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import peers_cpu
-import peers_plugin
 import pytest
 import torch
-from peers_fla import compared, without_skips
+from peers_fla import compared, counted, without_skips
 
 from gdn_cuda.compat import fla as names
 
@@ -46,41 +44,16 @@ def prepare() -> None:
 
 
 def adapt(module: ModuleType) -> None:
-    module.assert_close = _without_gradients(module.assert_close)
+    module.assert_close = counted(module.assert_close, "fla_kda")
     module.fused_kda_gate = names.fused_kda_gate
-    chunk = _with_gradients_of_zero(module.chunk_kda)
-    module.chunk_kda = compared(chunk, module, "naive_recurrent_kda", _is_of_two_forms)
-    recurrent = _with_gradients_of_zero(_in_fp64_by_the_reference(module.fused_recurrent_kda))
+    module.chunk_kda = compared(module.chunk_kda, module, "naive_recurrent_kda", _is_of_two_forms)
+    recurrent = _in_fp64_by_the_reference(module.fused_recurrent_kda)
     module.fused_recurrent_kda = compared(recurrent, module, "naive_recurrent_kda", _is_of_two_forms)
     without_skips(module, "FlashKDA")
 
 
 def _is_of_two_forms() -> bool:
     return _test in _TWO_FORMS
-
-
-def _without_gradients(assert_close: Callable[..., None]) -> Callable[..., None]:
-    def compare(name: str, *args: Any, **kwargs: Any) -> None:
-        if name.strip().startswith("d") and _test != "test_gate":
-            peers_plugin.notes["fla_kda: gradients that are not compared"] += 1
-            return
-        assert_close(name, *args, **kwargs)
-        peers_plugin.note_comparison("fla_kda", name.strip().startswith("d"))
-
-    return compare
-
-
-def _with_gradients_of_zero(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*given: Any, **named: Any) -> Any:
-        leaves = [x for x in (*given, *named.values()) if isinstance(x, torch.Tensor) and x.requires_grad]
-        with torch.no_grad():
-            results = function(*given, **named)
-        if not leaves or not torch.is_grad_enabled():
-            return results
-        zero = sum((0 * torch.nan_to_num(x.float())).sum() for x in leaves)
-        return tuple(x if x is None else x + zero.to(x.dtype) for x in results)
-
-    return call
 
 
 def _in_fp64_by_the_reference(function: Callable[..., Any]) -> Callable[..., Any]:
