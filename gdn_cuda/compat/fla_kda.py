@@ -91,8 +91,8 @@ def chunk_kda(
     g, A_log, dt_bias, lower_bound and states are as in `fused_recurrent_kda`. The gate is exact whatever `safe_gate` says;
     `chunk_size` (32 or 64), `disable_recompute`, `cu_seqlens_cpu`, `use_graph` and `max_num_seqs` change nothing either, but
     states in between are those of chunks of 64, and want a count on the host: of `cu_seqlens_cpu`, or `cu_seqlens` is read.
-    `cp_context` is refused, and so are states in between where an input requires a gradient: q, k, v, g, beta, initial_state,
-    A_log and dt_bias have one.
+    `cp_context` is refused, and so are states in between where an input requires a gradient. q, k, v, g, beta, initial_state,
+    A_log and dt_bias have gradients.
     """
     function = "chunk_kda"
     v_first = layout(function, state_v_first, others)

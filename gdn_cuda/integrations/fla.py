@@ -5,8 +5,7 @@
 
 FLA asks a backend at every call whether it takes it. Calls that need gradients are taken, also of
 `fused_recurrent_gated_delta_rule`, for which FLA has none. Context parallel calls and those on a CPU run FLA's own kernels;
-`install(cpu=True)` takes CPU tensors too, for which FLA has none. Of Kimi Delta Attention, calls that need gradients run FLA's
-own. FLA_GDN_CUDA=0 switches the backend off.
+`install(cpu=True)` takes CPU tensors too, for which FLA has none. FLA_GDN_CUDA=0 switches the backend off.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def kda_prefill_layer(
         lower_bound, norm_eps, gate_activation, allow_negative_eigenvalues, scale, null_slot: as in `kda_decode_layer`
         deterministic: as in `chunked_forward`
 
-    Without pools every sequence starts from zeros, its states are dropped, and the call has the gradients that
-    `chunked_forward` has. With pools there are none.
+    Without pools every sequence starts from zeros, its states are dropped, and the call has gradients. With pools there are
+    none.
 
     A sequence whose has_initial_state is False starts from zeros, and its slot is not read. After a prompt its last inputs are
     in the last columns of `conv_pool`, as decode expects. A call runs three operators and does not synchronize, so it can be

@@ -53,8 +53,8 @@ class KimiDeltaAttention(nn.Module):
     of pools.
 
     Projections q, k, v and b of the input, f and g of rank `gate_rank`, `kda_prefill_layer` or `kda_decode_layer`, and the
-    output projection. Calls have the gradients of `kda_prefill_layer` without a state, and none with one: run those under
-    `torch.no_grad()`; in grad mode backward through their results or states raises.
+    output projection. Calls have gradients without a state, and none with one: run those under `torch.no_grad()`; in grad mode
+    backward through their results or states raises.
 
     Initially exp(A_log) is uniform on (1, 16), with lower_bound 1, and softplus(dt_bias) log-uniform on (0.001, 0.1), as in
     FLA, and both parameters have the attribute `_no_weight_decay`, which training scripts read.

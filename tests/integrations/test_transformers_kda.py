@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers_kda import FILES, MODELS, check_functions, check_generate, check_packed_documents, check_training
+from transformers_kda import (
+    FILES,
+    MODELS,
+    check_functions,
+    check_generate,
+    check_gradients_of_steps,
+    check_packed_documents,
+    check_training,
+)
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -19,6 +27,10 @@ def test_generate(model_type: str, seed: int, rng: torch.Generator) -> None:
 
 def test_packed_documents(seed: int, rng: torch.Generator) -> None:
     check_packed_documents(seed, rng, "cpu")
+
+
+def test_gradients_of_steps(rng: torch.Generator) -> None:
+    check_gradients_of_steps(rng, "cpu")
 
 
 def test_training(seed: int, rng: torch.Generator) -> None:

@@ -119,6 +119,25 @@ def check_packed_documents(seed: int, rng: torch.Generator, device: str) -> None
     assert rel_rms(found, expected) < 1e-4
 
 
+def check_gradients_of_steps(rng: torch.Generator, device: str) -> None:
+    """transformers' recurrence in training, compared with autograd's through the recurrence in fp64."""
+    module = import_module("transformers.models.kimi_linear.modeling_kimi_linear")
+    T, H, K = 5, 3, 16
+    x = {name: torch.randn(1, T, H, K, generator=rng) for name in ("query", "key", "value")}
+    x |= {"g": -torch.randn(1, T, H, K, generator=rng).exp(), "beta": torch.rand(1, T, H, generator=rng)}
+    x["initial_state"] = torch.randn(1, H, K, K, generator=rng)
+    x = {name: y.to(device).requires_grad_() for name, y in x.items()}
+    given = (y[0].double() for y in (l2norm(x["query"]), l2norm(x["key"]), x["value"], x["g"], x["beta"]))
+    output, states = recurrence(*given, x["initial_state"][0].double().mT)
+    expected = torch.autograd.grad((output**2).sum() + (states[-1] ** 2).sum(), list(x.values()))
+    with installed():
+        found, state = module.recurrent_kimi_delta_attention(**x, output_final_state=True, use_qk_l2norm_in_kernel=True)
+        assert counts() == {"fused_recurrent_kda": {"gdn_cuda": 1}}
+    gradients = torch.autograd.grad((found**2).sum() + (state**2).sum(), list(x.values()))
+    for name, gradient, wanted in zip(x, gradients, expected, strict=True):
+        assert rel_rms(gradient, wanted) < 1e-5, name
+
+
 def check_training(seed: int, rng: torch.Generator, device: str) -> None:
     """Gradients of all parameters are those of transformers' own functions within rounding."""
     model, ids = make_model("kimi_linear", seed, device).train(), tokens(rng, 2, 20, device)

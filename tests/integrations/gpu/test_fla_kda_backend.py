@@ -3,6 +3,7 @@
 import pytest
 from test_fla_kda_backend import (  # noqa: F401  (fixtures and tests)
     installed,
+    test_gradients,
     test_states_between_chunks,
     test_the_call_of_flas_layer,
     test_the_forward_by_position,

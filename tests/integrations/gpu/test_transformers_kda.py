@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from transformers_kda import FILES, MODELS, check_functions, check_generate, check_packed_documents, check_training
+from transformers_kda import (
+    FILES,
+    MODELS,
+    check_functions,
+    check_generate,
+    check_gradients_of_steps,
+    check_packed_documents,
+    check_training,
+)
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -19,5 +27,9 @@ def test_packed_documents(seed: int, rng: torch.Generator) -> None:
     check_packed_documents(seed, rng, "cuda")
 
 
-def test_training_runs_transformers_rule(seed: int, rng: torch.Generator) -> None:
+def test_gradients_of_steps(rng: torch.Generator) -> None:
+    check_gradients_of_steps(rng, "cuda")
+
+
+def test_training(seed: int, rng: torch.Generator) -> None:
     check_training(seed, rng, "cuda")
