@@ -29,7 +29,6 @@ COMPILED = [
     "chunked-pool",
     "chunked-no-final-state",
     "chunked_summary",
-    "chunked_summary, gates of channels",
     "mn-major-fp32",
     "cumsum",
     "u-w",
