@@ -176,6 +176,9 @@ def _bench(device: str) -> Iterator[Case]:
         return Work(partial(chunked_summary, **x), moved, flops)
 
     names = ("1×4096 16/32", "1×8192 16/32", "1×32768 16/32", "1×32768 4/8", "8×4096 16/32")
-    for shape in [replace(PLAIN[name], gates="init") for name in names] if device == "cuda" else CPU_SHAPES[:2]:
+    shapes = tuple(replace(PLAIN[name], gates="init") for name in names)
+    by_head, by_channel = (shapes, shapes) if device == "cuda" else (CPU_SHAPES[:2], CPU_SHAPES[2:])
+    for shape in by_head:
         yield Case(shape.name, partial(work, shape, False), called=True)
+    for shape in by_channel:
         yield Case(f"{shape.name}, gates of channels", partial(work, shape, True), called=True)

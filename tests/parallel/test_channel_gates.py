@@ -13,7 +13,6 @@ from parallel_cases import SMALL, SPLITS, Split, channel_cases, check_channels
 from thread_ranks import on_threads, refused
 
 from gdn_cuda import parallel
-from gdn_cuda.nn import KimiDeltaAttention
 
 CASES = [*channel_cases()]
 
@@ -57,20 +56,3 @@ def test_what_is_refused_before_a_collective() -> None:
         parallel.chunked_forward(**rows(context, gate=torch.zeros(1, context.tokens, 2), lower_bound=-1.0))
 
     refused(bound_of_heads, "lower_bound: expected None, as gate is (B, T, Hv), a gate for each head")
-
-    layer = KimiDeltaAttention(6, (1, 2), 8, 4)
-
-    def with_a_state(context: parallel.Context) -> None:
-        layer(torch.ones(1, context.tokens, 6), layer.new_state(1), context=context)
-
-    refused(with_a_state, "KimiDeltaAttention: state: expected None with a context")
-
-    def with_slots(context: parallel.Context) -> None:
-        layer(torch.ones(1, context.tokens, 6), state_indices=torch.tensor([0]), context=context)
-
-    refused(with_slots, "KimiDeltaAttention: state_indices: expected None without a state")
-
-    def other_tokens(context: parallel.Context) -> None:
-        layer(torch.ones(1, context.tokens + 1, 6), context=context)
-
-    refused(other_tokens, "KimiDeltaAttention: x: expected")
