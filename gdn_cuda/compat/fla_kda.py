@@ -99,7 +99,12 @@ def chunk_kda(
     if chunk_size not in (32, _CHUNK):
         refuse(function, "chunk_size", f"32 or {_CHUNK}", chunk_size)
     if cp_context is not None:
-        refuse(function, "cp_context", "None, as gates of channels are not split between ranks", "a context")
+        refuse(
+            function,
+            "cp_context",
+            "None; gdn_cuda.parallel.chunked_forward takes gates of channels and its own context",
+            "a context",
+        )
     gates = (use_beta_sigmoid_in_kernel, allow_neg_eigval, use_gate_in_kernel, A_log, dt_bias, lower_bound)
     call = _arguments(function, v, g, beta, *gates) | {"cu_seqlens": cu_seqlens, "scale": scale}
     call |= {"state": states(initial_state, v_first), "state_dtype": state_dtype(v)}

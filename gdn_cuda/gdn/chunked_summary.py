@@ -15,7 +15,7 @@ from torch import Tensor
 from ..operators import operator
 from ..operators.calls import typical_call
 from ..operators.dtypes import state_dtype
-from ..operators.examples import Arguments, example
+from ..operators.examples import Arguments, example, random
 from ..operators.measure import Case, Work, bench
 from ..operators.schema import require_tensors
 from . import reference as gdn
@@ -65,6 +65,7 @@ def chunked_summary(
     beta_is_logit: bool = False,
     allow_negative_eigenvalues: bool = False,
     gate_is_linear: bool = False,
+    lower_bound: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The summary (M, L) of a part of a sequence, for prefill of parts in parallel: S before the part becomes S M + L.
@@ -72,6 +73,7 @@ def chunked_summary(
     Formula:
         L: the final state from `state`, or from zeros
         M = ∏ exp(gate)·(I − beta k kᵀ), the first token's factor first
+        with a gate for every channel of the key (Kimi Delta Attention): diag(exp(gate)) (I − beta k kᵀ)
 
     Shapes:
         key, value, beta, gate, cu_seqlens: as in `chunked_forward`; Hv is a multiple of Hk
@@ -82,7 +84,7 @@ def chunked_summary(
     Parameters:
         transition: whether M is computed. Who knows the state before the part needs none: L from it is the state after the part
         use_qk_l2norm: whether each row of k is divided by √(Σ x² + 1e-6)
-        A_log, dt_bias, gate_is_linear, beta_is_logit, allow_negative_eigenvalues: as in `chunked_forward`
+        A_log, dt_bias, lower_bound, gate_is_linear, beta_is_logit, allow_negative_eigenvalues: as in `chunked_forward`
         out: where the summary is written, contiguous; None allocates it
 
     Two consecutive parts together have L = L₁ M₂ + L₂ and M = M₁ M₂. So several GPUs can each have a part of a sequence: they
@@ -91,8 +93,10 @@ def chunked_summary(
 
     Edge cases:
         After a reset, a gate of −∞, M is 0. A part of no tokens has L = 0, or `state`, and M = I.
-        On Hopper a head is read from the end, as far back as its gates let anything through: where what came before is
-        multiplied by less than 2^-80, M is 0, and infinities and NaN of that time are not seen.
+        Of gates of channels, only a reset of all channels of a token makes M 0.
+        On Hopper a head with a gate of its own is read from the end, as far back as its gates let anything through: where what
+        came before is multiplied by less than 2^-80, M is 0, and infinities and NaN of that time are not seen. With a gate for
+        every channel all of a part is read.
 
     Example:
         >>> key, value = torch.nn.functional.normalize(torch.randn(2, 1, 100, 4, 16), dim=-1).bfloat16()
@@ -126,6 +130,12 @@ def _example_raw(B: int, T: int, seed: int) -> Arguments:
     return with_raw_gates(_given(B, T, seed), seed) | {"use_qk_l2norm": True}
 
 
+@example(chunked_summary, "chunked_summary, gates of channels")
+def _example_channels(B: int, T: int, seed: int) -> Arguments:
+    gate = random(B, T, 4, 16, seed=seed + 1, dtype=torch.bfloat16)
+    return _given(B, T, seed) | {"gate": gate, "dt_bias": random(4, 16, seed=seed + 2), "lower_bound": -5.0}
+
+
 @example(chunked_summary, "chunked_summary, from a state")
 def _example_from_state(B: int, T: int, seed: int) -> Arguments:
     given = make_gdn_inputs(B, T, 2, 4, 16, 8, torch.bfloat16, seed=seed, gate_range=(-0.5, 0.0))
@@ -153,15 +163,22 @@ typical_call(
 def _bench(device: str) -> Iterator[Case]:
     from .measure_prefill import CPU_SHAPES, PLAIN, Shape, prefill_work
 
-    def work(shape: Shape) -> Work:
+    def work(shape: Shape, channels: bool) -> Work:
         x = _without(prefill_work(shape, device).inputs)
+        gates = shape.key_dim if channels else 1
+        if channels:
+            x["gate"] = x["gate"][..., None] * (0.5 + torch.rand(gates, device=device))
         rows = shape.value_dim + shape.key_dim
         flops = 2 * (CHUNK * (shape.key_dim + rows) + 2 * shape.key_dim * rows) * shape.tokens * shape.value_heads
         moved = (
-            2 * (shape.key_heads * shape.key_dim + shape.value_heads * shape.value_dim) + 8 * shape.value_heads
+            2 * (shape.key_heads * shape.key_dim + shape.value_heads * shape.value_dim) + 4 * shape.value_heads * (1 + gates)
         ) * shape.tokens
         return Work(partial(chunked_summary, **x), moved, flops)
 
     names = ("1×4096 16/32", "1×8192 16/32", "1×32768 16/32", "1×32768 4/8", "8×4096 16/32")
-    for shape in [replace(PLAIN[name], gates="init") for name in names] if device == "cuda" else CPU_SHAPES[:2]:
-        yield Case(shape.name, partial(work, shape), called=True)
+    shapes = tuple(replace(PLAIN[name], gates="init") for name in names)
+    by_head, by_channel = (shapes, shapes) if device == "cuda" else (CPU_SHAPES[:2], CPU_SHAPES[2:])
+    for shape in by_head:
+        yield Case(shape.name, partial(work, shape, False), called=True)
+    for shape in by_channel:
+        yield Case(f"{shape.name}, gates of channels", partial(work, shape, True), called=True)

@@ -204,6 +204,7 @@ def gates_of_channels(x: dict[str, Any]) -> None:
     parameters = {"A_log": draw(heads), "dt_bias": draw(heads, dk)}
     for form in ({}, {"gate_is_linear": True}, parameters, parameters | {"lower_bound": -5.0}, {"lower_bound": -5.0}):
         gdn_cuda.recurrent_forward(**(x | {"gate": gate} | form), is_qk_norm=True)
+    summarize(x | {"gate": gate})
 
 
 @sanitizes("chunk_gates", "move_states")
@@ -312,6 +313,7 @@ def kda() -> None:
         gdn_cuda.chunked_forward(*rows, draw(4, 2, dv, dk), packed_at, use_qk_l2norm=True, checkpoint_every=64)
         slots = torch.tensor([2, -1, 9, 0], device="cuda")
         gdn_cuda.chunked_forward(*rows, draw(3, 2, dv, dk).to(io), packed_at, state_indices=slots)
+        gdn_cuda.chunked_summary(*rows[1:], packed_at)
     many = {name: draw(1, 1000, 64, 128, dtype=torch.bfloat16) for name in ("query", "key", "value")}  # more than one window
     gdn_cuda.chunked_forward(**many, beta=draw(1, 1000, 64).sigmoid(), gate=-draw(1, 1000, 64, 128).abs(), use_qk_l2norm=True)
 
@@ -332,3 +334,4 @@ def kda_mma() -> None:
         raw = {"A_log": draw(2), "dt_bias": draw(2, dk), "beta_is_logit": True}
         gdn_cuda.chunked_forward(**on_pool(x), **raw)
         gdn_cuda.chunked_forward(**x, **raw, lower_bound=-5.0)
+        summarize(x)

@@ -18,7 +18,7 @@ class LayerParts(NamedTuple):
     mixed: Tensor  # (…, 2 Hk dk + Hv dv): query, key and value, the convolution's channels
     z: Tensor  # (…, Hv, dv)
     b: Tensor  # (…, Hv)
-    a: Tensor  # (…, Hv)
+    a: Tensor  # (…, Hv), or (…, Hv, dk)
 
 
 def check_parts(

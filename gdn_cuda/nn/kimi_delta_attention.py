@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,9 @@ from ..operators.dtypes import state_dtype
 from ..operators.schema import refuse
 from .dtypes import recurrence_dtype
 from .separate import merge_parameters
+
+if TYPE_CHECKING:
+    from ..parallel import Context
 
 _DT_MIN, _DT_MAX, _DT_FLOOR = 0.001, 0.1, 1e-4  # the initial range of softplus(dt_bias), and its lower bound
 _FUSED_DTYPES, _FUSED_STATES = (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16)
@@ -164,9 +168,16 @@ class KimiDeltaAttention(nn.Module):
         cu_seqlens: Tensor | None = None,
         has_initial_state: Tensor | None = None,
         null_slot: int | None = None,
+        context: Context | None = None,
     ) -> Tensor:
-        """Prompts with a state, and sequences that start from zeros without; arguments as of `kda_prefill_layer`."""
+        """Prompts with a state, and sequences that start from zeros without; arguments as of `kda_prefill_layer`. With a
+        context from `gdn_cuda.parallel.context`, x has this rank's tokens of sequences that ranks share, and the context, not
+        cu_seqlens, says which."""
         self._check(x)
+        if context is not None:
+            from ..parallel.layer import check_tokens_of_rank, kda_layer_on_ranks  # imports torch.distributed's device meshes
+
+            check_tokens_of_rank("KimiDeltaAttention", context, "x", x, state=state, cu_seqlens=cu_seqlens)
         if state is not None:
             more: dict[str, Any] = {"state_indices": state_indices, "null_slot": null_slot, "cu_seqlens": cu_seqlens}
             more |= {"has_initial_state": has_initial_state, "key_heads": self.heads[0]}
@@ -174,7 +185,8 @@ class KimiDeltaAttention(nn.Module):
         for name, given in (("state_indices", state_indices), ("has_initial_state", has_initial_state)):
             if given is not None:
                 self._refuse(name, "None without a state", "a tensor")
-        out: Tensor = self.out_proj(kda_prefill_layer(**self._arguments(x), key_heads=self.heads[0], cu_seqlens=cu_seqlens))
+        layer = partial(kda_prefill_layer, cu_seqlens=cu_seqlens) if context is None else partial(kda_layer_on_ranks, context)
+        out: Tensor = self.out_proj(layer(**self._arguments(x), key_heads=self.heads[0]))
         return out
 
     def step(

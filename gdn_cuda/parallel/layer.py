@@ -1,4 +1,4 @@
-"""A Gated Delta Net layer between its projections, of sequences whose tokens are on several ranks."""
+"""Layers of the delta rule between their projections, of sequences whose tokens are on several ranks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from ..layers.conv_split_l2norm import conv_split_l2norm
-from ..layers.layer_parts import layer_parts
+from ..layers.layer_parts import LayerParts, layer_parts
 from ..layers.prefill_layer import without_pools
 from ..operators.schema import refuse
 from .contexts import Context, require_context
 from .eager import outside_graphs
 from .halos import by_slices
 from .recurrence import chunked_forward
-
-_NAME = "GatedDeltaNet"
 
 
 def check_tokens_of_rank(layer: str, context: Context, name: str, x: Tensor, **states: Any) -> None:
@@ -49,14 +47,55 @@ def layer_on_ranks(
 ) -> Tensor:
     """`gdn_prefill_layer` without pools, with arguments that `nn.GatedDeltaNet` has checked."""
     sizes: dict[str, Any] = {"key_heads": heads[0], "value_heads": heads[1], "dk": dk, "dv": dv}
+    gates = {"A_log": A_log, "dt_bias": dt_bias, "allow_negative_eigenvalues": allow_negative_eigenvalues}
+    parts = layer_parts(qkvz, ba, None, None, heads, dk, dv, layout)
+    return _on_ranks("GatedDeltaNet", context, parts, (conv_weight, conv_bias), sizes, gates, (norm_weight, norm_eps, "silu"))
+
+
+@outside_graphs
+def kda_layer_on_ranks(
+    context: Context,
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    z: Tensor,
+    key_heads: int,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    lower_bound: float | None,
+    norm_weight: Tensor,
+    norm_eps: float,
+    allow_negative_eigenvalues: bool,
+) -> Tensor:
+    """`kda_prefill_layer` without pools, with arguments that `nn.KimiDeltaAttention` has checked."""
+    heads, dk = a.shape[2:]
+    parts = LayerParts(qkv, z.unflatten(-1, (heads, -1)), b, a)
+    sizes = {"key_heads": key_heads, "value_heads": heads, "dk": dk, "dv": parts.z.shape[-1]}
+    gates: dict[str, Any] = {"A_log": A_log, "dt_bias": dt_bias, "lower_bound": lower_bound}
+    gates |= {"allow_negative_eigenvalues": allow_negative_eigenvalues}
+    norm = norm_weight, norm_eps, "sigmoid"
+    return _on_ranks("KimiDeltaAttention", context, parts, (conv_weight, conv_bias), sizes, gates, norm)
+
+
+def _on_ranks(
+    layer: str,
+    context: Context,
+    parts: LayerParts,
+    convolution: tuple[Tensor, Tensor | None],
+    sizes: dict[str, Any],
+    gates: dict[str, Any],
+    norm: tuple[Tensor, float, str],
+) -> Tensor:
+    """`convolution`: weight and bias; `sizes`: as `conv_split_l2norm` takes them; `gates`: options of the recurrence."""
+    taps = convolution[0].shape[1]
 
     def convolve(x: Tensor) -> tuple[Tensor, ...]:
         def of_part(part: Tensor, cu_seqlens: Tensor | None, states: Tensor | None) -> tuple[Tensor, ...]:
-            return conv_split_l2norm(part, conv_weight, conv_bias, cu_seqlens=cu_seqlens, initial_states=states, **sizes)
+            return conv_split_l2norm(part, *convolution, cu_seqlens=cu_seqlens, initial_states=states, **sizes)
 
-        return by_slices(_NAME, x, conv_weight.shape[1], context, of_part, 1)
+        return by_slices(layer, x, taps, context, of_part, 1)
 
-    options: dict[str, Any] = {"beta_is_logit": True, "allow_negative_eigenvalues": allow_negative_eigenvalues}
-    recur = partial(chunked_forward, context=context, A_log=A_log, dt_bias=dt_bias, output_final_state=False, **options)
-    parts = layer_parts(qkvz, ba, None, None, heads, dk, dv, layout)
-    return without_pools(parts, convolve, recur, parts.z, norm_weight, norm_eps, "silu")
+    recur = partial(chunked_forward, context=context, output_final_state=False, beta_is_logit=True, **gates)
+    return without_pools(parts, convolve, recur, parts.z, *norm)

@@ -38,6 +38,7 @@ def chunked_forward(
     beta_is_logit: bool = False,
     allow_negative_eigenvalues: bool = False,
     gate_is_linear: bool = False,
+    lower_bound: float | None = None,
     workspace: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`gdn_cuda.chunked_forward` of sequences whose tokens ranks share, with its gradients. Returns `(output, final_state)`.
@@ -59,14 +60,14 @@ def chunked_forward(
         context: from `gdn_cuda.parallel.context`, equal on all ranks
         output_final_state: False: None is returned as final_state
         broadcast_final_state: whether all ranks have all final states, by one collective more; the same on all ranks
-        scale, use_qk_l2norm, deterministic, beta_is_logit, allow_negative_eigenvalues, gate_is_linear, workspace: as in
-          `chunked_forward`
+        scale, use_qk_l2norm, deterministic, beta_is_logit, allow_negative_eigenvalues, gate_is_linear, lower_bound, workspace:
+          as in `chunked_forward`
 
     States travel as the context says, and no collective is made where no sequence crosses from one rank to another. All ranks
     call it, and its backward, also those without tokens. States and maps are composed in fp64.
 
     Edge cases:
-        A reset, a gate of −∞, stops NaN and infinities of other ranks too.
+        A reset, a gate of −∞, stops NaN and infinities of other ranks too; of gates of channels, one of all channels.
         Results differ from those of one process by rounding, since a rank's chunks begin at its first token.
     """
     given: dict[str, Tensor | None] = {"query": query, "key": key, "value": value, "beta": beta, "gate": gate}
@@ -84,6 +85,7 @@ def chunked_forward(
         "beta_is_logit": beta_is_logit,
         "allow_negative_eigenvalues": allow_negative_eigenvalues,
         "gate_is_linear": gate_is_linear,
+        "lower_bound": lower_bound,
         "workspace": workspace,
     }
     require_context(_NAME, context)

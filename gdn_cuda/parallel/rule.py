@@ -23,6 +23,7 @@ _OPTIONS = {
     "beta_is_logit": "bool",
     "allow_negative_eigenvalues": "bool",
     "gate_is_linear": "bool",
+    "lower_bound": "float?",
     "workspace": "int?",
 }
 _ARGUMENTS = ", ".join(

@@ -146,9 +146,10 @@ struct GDN_HOLDS_TENSORS ChunkedSummary {
     bool transition = true;
     bool use_qk_l2norm = false;
     GateOptions gates = {};
+    GateBound bound = {};
     Output out = {};
 
-    GDN_FIELDS(key, value, beta, gate, cu_seqlens, state, transition, use_qk_l2norm, gates, out)
+    GDN_FIELDS(key, value, beta, gate, cu_seqlens, state, transition, use_qk_l2norm, gates, bound, out)
 };
 // out: L above M
 Tensor chunked_summary(const ChunkedSummary& arguments);

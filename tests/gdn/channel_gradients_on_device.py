@@ -35,6 +35,9 @@ CASES = [
 ]
 
 
+FEW = 4  # numbers
+
+
 @pytest.fixture(autouse=True)
 def on_kernels(device: Device) -> Iterator[None]:
     with device.kernels():
@@ -55,6 +58,9 @@ def check(device: Device, case: ChannelCase, seed: int, dtype: torch.dtype = BF1
     bound = factor * (CANCELLING if case.shape.keys != "random" or case.shape.options == OPTIONS else BOUND)
     for name, gradient in found.items():
         by_head = {"value": -2, "beta": -1, "gate": -2, "state": 1}.get(name)
+        if gradient.numel() <= FEW:  # their terms may cancel, and are of size 1
+            assert (gradient - wanted[name]).norm() < bound * max(wanted[name].norm(), gradient.numel() ** 0.5), name
+            continue
         assert error(gradient, wanted[name], by_head) < bound, (name, error(gradient, wanted[name], by_head))
     if "reset" in case.gates or case.gates == "linear":
         is_reset = x["gate"] == (0 if case.gates == "linear" else -torch.inf)

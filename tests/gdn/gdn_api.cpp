@@ -116,10 +116,10 @@ std::tuple<Tensor, Tensor, Tensor> raw_gates(const Tensor& query, const Tensor& 
             gdn_cuda::chunked_summary({.key = key, .value = value, .beta = beta, .gate = gate, .gates = gates})};
 }
 
-// With a gate for every channel of the key, by token and by chunk; and its logarithms.
-std::tuple<Tensor, Tensor, Tensor> gates_of_channels(const Tensor& query, const Tensor& key, const Tensor& value,
-                                                     const Tensor& beta, const Tensor& gate, const Tensor& A_log,
-                                                     const Tensor& dt_bias, double lower_bound) {
+// With a gate for every channel of the key, by token and by chunk, and the summary; and the gate's logarithms.
+std::tuple<Tensor, Tensor, Tensor, Tensor> gates_of_channels(const Tensor& query, const Tensor& key, const Tensor& value,
+                                                             const Tensor& beta, const Tensor& gate, const Tensor& A_log,
+                                                             const Tensor& dt_bias, double lower_bound) {
     const auto by_token = gdn_cuda::recurrent_forward({.query = query,
                                                        .key = key,
                                                        .value = value,
@@ -134,7 +134,13 @@ std::tuple<Tensor, Tensor, Tensor> gates_of_channels(const Tensor& query, const 
                                                      .gate = gate,
                                                      .gates = {.A_log = A_log, .dt_bias = dt_bias},
                                                      .bound = {.lower_bound = lower_bound}});
-    return {std::get<0>(by_token), by_chunk.output,
+    const Tensor summary = gdn_cuda::chunked_summary({.key = key,
+                                                      .value = value,
+                                                      .beta = beta,
+                                                      .gate = gate,
+                                                      .gates = {.A_log = A_log, .dt_bias = dt_bias},
+                                                      .bound = {.lower_bound = lower_bound}});
+    return {std::get<0>(by_token), by_chunk.output, summary,
             gdn_cuda::fused_kda_gating({.a = gate, .A_log = A_log, .dt_bias = dt_bias, .bound = {.lower_bound = lower_bound}})};
 }
 
@@ -181,7 +187,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
         "Tensor(a!) pool, Tensor slots) -> (Tensor, Tensor, Tensor)");
     m.def(
         "gates_of_channels(Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor A_log, Tensor dt_bias, "
-        "float lower_bound) -> (Tensor, Tensor, Tensor)");
+        "float lower_bound) -> (Tensor, Tensor, Tensor, Tensor)");
     m.def("decode_without_pool(Tensor x) -> Tensor");
 }
 

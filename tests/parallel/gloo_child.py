@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,17 @@ from layer_cases_on_ranks import (
 )
 from module_cases_on_ranks import check_module, module_in_one_process, modules
 from oracles import divide
-from parallel_cases import SPLITS, cases, check, check_broadcast, in_one_process, modes
+from parallel_cases import (
+    SPLITS,
+    cases,
+    channel_cases,
+    channels_in_one_process,
+    check,
+    check_broadcast,
+    check_channels,
+    in_one_process,
+    modes,
+)
 from scan_cases_on_ranks import check_scan, scanned, scans
 from ssd_cases_on_ranks import check_ssd, ssd_scanned, ssd_scans
 from torch import Tensor
@@ -115,6 +126,11 @@ def check_a_rank_that_raises(group: Any, rank: int) -> None:
     assert ("rank 0 of 2" in said) == (rank == 0), said
 
 
+def some_channel_cases() -> Iterator[Any]:
+    """test_channel_gates.py has all."""
+    return islice(channel_cases(), 0, None, 3)
+
+
 def check_all(ranks: Ranks) -> None:
     """All cases on four ranks, and every second on three and on two."""
     some = slice(None) if ranks.size == WORLD else slice(ranks.size % 2, None, 2)
@@ -127,6 +143,7 @@ def check_all(ranks: Ranks) -> None:
         check_tokens(ranks, split, 64 * ranks.size, 1)
         check_tokens(ranks, split, 0, 1)
     checks: dict[Callable[..., None], Iterator[Any]] = {
+        check_channels: some_channel_cases(),
         check_convolution: convolutions(),
         check_layer: layers(),
         check_scan: scans(),
@@ -141,6 +158,7 @@ def check_all(ranks: Ranks) -> None:
 def oracles() -> Iterator[Callable[[], Any]]:
     """Each once."""
     calls: dict[Any, None] = dict.fromkeys((in_one_process, case) for _, case in cases())
+    calls |= dict.fromkeys((channels_in_one_process, case) for _, case, _ in some_channel_cases())
     cases_by_function: dict[Any, Iterator[Any]] = {
         convolved: convolutions(),
         layer_in_one_process: layers(),

@@ -12,7 +12,7 @@ from parallel_cases import SPLITS, Split, compare
 from torch import Tensor, nn
 
 from gdn_cuda import parallel
-from gdn_cuda.nn import LRU, RGLRU, S5, S6, HyenaCascade, Mamba, Mamba2, ShortConv
+from gdn_cuda.nn import LRU, RGLRU, S5, S6, HyenaCascade, KimiDeltaAttention, Mamba, Mamba2, ShortConv
 from gdn_cuda.parallel.ranks import Ranks
 
 WIDE = torch.float64
@@ -24,6 +24,11 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "Mamba2, gated scan": (
         lambda: Mamba2(8, 5, d_ssm=8, headdim=2, rmsnorm=False, D_has_hdim=True, dt_limit=(0.002, 0.05), dtype=WIDE),
         8,
+    ),
+    "Kimi Delta Attention": (lambda: KimiDeltaAttention(6, (1, 2), 8, 4, dtype=WIDE), 6),
+    "Kimi Delta Attention, bounded": (
+        lambda: KimiDeltaAttention(6, (2, 2), 8, 4, lower_bound=-5.0, conv_size=7, conv_bias=True, gate_bias=True, dtype=WIDE),
+        6,
     ),
     "S5": (lambda: S5(4, 6, dtype=WIDE), 4),
     "S5, bilinear": (lambda: S5(4, 6, discretization="bilinear", conj_sym=False, dtype=WIDE), 4),

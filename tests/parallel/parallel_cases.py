@@ -7,6 +7,8 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
+from channel_gradient_cases import ChannelCase
+from channel_gradient_cases import drawn as drawn_channels
 from gradient_cases import GradientCase, drawn
 from oracles import once
 from torch import Tensor
@@ -92,6 +94,20 @@ def modes() -> Iterator[tuple[Split, GradientCase, str]]:
             yield split, GradientCase(lengths=(100, 100, 100), gates=0.1, **SMALL), mode
 
 
+def channel_cases() -> Iterator[tuple[Split, ChannelCase, str | None]]:
+    """With a gate for every channel of the key, in every mode and form."""
+    one, several = GradientCase(lengths=(150,), beta=2.0, **SMALL), GradientCase(lengths=(0, 20, 1, 90, 0, 40, 0), **SMALL)
+    batch = GradientCase(lengths=(70, 70), options={"use_qk_l2norm": True}, **SMALL)
+    for i, mode in enumerate((None, "doubling", "ring")):
+        yield SPLITS[i], ChannelCase(one, "heavy"), mode
+        yield SPLITS[i], ChannelCase(several, "token reset"), mode
+        yield SPLITS[(i + 1) % 3], ChannelCase(batch, "channel reset"), mode
+    forms = ("softplus", "bounded raw", "bound", "linear")
+    for split, form in zip(SPLITS, forms, strict=False):
+        yield split, ChannelCase(several, form), None
+    yield SPLITS[0], ChannelCase(GradientCase(lengths=(60, 50), state=False, last=False, **SMALL), "init"), None
+
+
 def results(function: Callable[..., Any], x: dict[str, Any], grads: Any, names: tuple[str, ...] = LEAVES) -> dict[str, Tensor]:
     """The output, the last states, and the gradients of those of `names` that the call has."""
     leaves = {name: x[name].detach().clone().requires_grad_() for name in names if x.get(name) is not None}
@@ -115,6 +131,19 @@ def check(ranks: Ranks, split: Split, case: GradientCase, mode: str | None = Non
     x, grads, wanted = in_one_process(case)
     found, context = on_rank(ranks, split, case, x, grads, mode)
     compare(found, expected(context, case, wanted), f"rank {ranks.rank} of {ranks.size}, {split.name}, {case}, {mode}")
+
+
+@once
+def channels_in_one_process(case: ChannelCase) -> tuple[dict[str, Any], Any, dict[str, Tensor]]:
+    x, grads = drawn_channels(case, 0, torch.float64)
+    return x, grads, results(gdn_cuda.reference.chunked_forward, x, grads)
+
+
+def check_channels(ranks: Ranks, split: Split, case: ChannelCase, mode: str | None = None) -> None:
+    x, grads, wanted = channels_in_one_process(case)
+    found, context = on_rank(ranks, split, case.shape, x, grads, mode)
+    what = f"rank {ranks.rank} of {ranks.size}, {split.name}, {case}, {mode}"
+    compare(found, expected(context, case.shape, wanted), what)
 
 
 def on_rank(

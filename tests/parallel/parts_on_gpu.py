@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from channel_gradient_cases import ChannelCase
+from channel_gradient_cases import drawn as drawn_channels
 from gradient_cases import GradientCase, drawn, error
 from layer_cases import HIDDEN
 from layer_cases_on_ranks import same_layer, seeded
@@ -29,6 +31,11 @@ CASES = (
     GradientCase(lengths=(320, 320), gates=1e-2, heads=(1, 2), dk=64, dv=32),
     GradientCase(lengths=(700, 300), options=RAW, **SIZES),
 )
+CHANNEL_CASES = (
+    ChannelCase(GradientCase(lengths=(1500,), beta=2.0, **SIZES), "init"),
+    ChannelCase(GradientCase(lengths=(700, 0, 3, 64, 900), **SIZES), "token reset"),
+    ChannelCase(GradientCase(lengths=(320, 320), heads=(1, 2), dk=64, dv=32, options={"use_qk_l2norm": True}), "bounded raw"),
+)
 Named = dict[str, Tensor]
 
 
@@ -48,11 +55,14 @@ def _changed(x: Any, change: Any) -> Any:
     return change(x) if isinstance(x, Tensor) else x
 
 
-def call_of(case: GradientCase, seed: int, dtype: torch.dtype = torch.bfloat16) -> Call:
-    x, grads = _changed(drawn(case, seed, dtype), lambda y: y.to(DEVICE))
+def call_of(case: GradientCase | ChannelCase, seed: int, dtype: torch.dtype = torch.bfloat16) -> Call:
+    shape, given = (
+        (case.shape, drawn_channels(case, seed, dtype)) if isinstance(case, ChannelCase) else (case, drawn(case, seed, dtype))
+    )
+    x, grads = _changed(given, lambda y: y.to(DEVICE))
     wide = _changed((x, grads), lambda y: y.double() if y.is_floating_point() else y)
     alone, exact = results(gdn_cuda.chunked_forward, x, grads), results(gdn_cuda.reference.chunked_forward, *wide)
-    return Call(case, x, grads, alone, exact)
+    return Call(shape, x, grads, alone, exact)
 
 
 def in_parts(ranks: Ranks, split: Split, call: Call, mode: str | None = None) -> Named:

@@ -13,7 +13,8 @@ from gdn_cuda import parallel
 from gdn_cuda.parallel import rule
 from gdn_cuda.parallel.ranks import RanksOfShapes
 
-OPTIONS = dict.fromkeys(rule._OPTIONS, False) | {"scale": None, "use_qk_l2norm": True, "workspace": 1 << 30}
+OPTIONS = dict.fromkeys(rule._OPTIONS, False)
+OPTIONS |= {"scale": None, "lower_bound": None, "use_qk_l2norm": True, "workspace": 1 << 30}
 ALONE = ThreadRanks(Board(1), 0, 1)
 
 

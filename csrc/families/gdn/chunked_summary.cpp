@@ -1,6 +1,7 @@
 // chunked_summary: what a part of a sequence does to the state before it, by gdn/summary where Hopper's tensor cores take the
-// call. Elsewhere a state of dv + dk rows runs through the part: the first dv rows begin as the state before it, or zeros, and
-// become L; the others begin as the identity, have values of zero, and become M.
+// call and each head has a gate. Elsewhere, and with a gate for every channel of the key, a state of dv + dk rows runs through
+// the part: the first dv rows begin as the state before it, or zeros, and become L; the others begin as the identity, have
+// values of zero, and become M.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -28,7 +29,7 @@ Prepared prepare_summary(const ChunkedSummary& x) {
     const Sequences sequences =
         check_sequences(check, x.key, x.key, x.value, view_of(x.cu_seqlens), QueryHeads::fewer, {.query = "key"});
     Prepared prepared = prepare_states(sequences, x.use_qk_l2norm);
-    const GateTensors gates = check_gates(check, prepared, x.beta, x.gate, x.gates);
+    const GateTensors gates = check_gates(check, prepared, x.beta, x.gate, x.gates, x.bound);
     const int64_t rows = sequences.dv + (x.transition ? sequences.dk : 0), heads = sequences.heads, head = rows * sequences.dk;
     const DType states = sequences.io == DType::f64 ? DType::f64 : DType::f32;
     const View state = view_of(x.state), out(x.out);
@@ -105,6 +106,7 @@ void run_summary(const ChunkedSummary& x) {
     const Target target = target_of(x.name, sequences.key);
     ChunkInputs inputs(prepared, x.out, target);
     inputs.close_gaps(x.key, x.key, x.value);
+    inputs.fit_channel_gates(x.gate);
     const PrefillTensors tensors = tensors_of(prepared);
     const KernelChoice choice = choose_kernel(prepared, tensors, target);
     if (!sequences.plain() || choice.kernel != PrefillKernel::wgmma) return run_as_states(x, prepared, inputs, target);

@@ -23,7 +23,8 @@ int kda_window(const Prepared& prepared, const Target& target) {
     if (const int wanted = kKdaWindowVariable.value(); wanted > 0)
         return static_cast<int>(std::min<int64_t>(wanted, positions));
     const Sequences& sequences = prepared.sequences;
-    return kda_window(positions, sequences.count, std::max(prepared.args.heads, 1), ceil_div(sequences.dv, kValueRows),
+    return kda_window(positions, sequences.count, std::max(prepared.args.heads, 1),
+                      ceil_div(int64_t{prepared.args.dv}, int64_t{kValueRows}),
                       jit::device_traits(target.ordinal).multiprocessors);
 }
 

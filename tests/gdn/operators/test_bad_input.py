@@ -48,6 +48,7 @@ TENSOR_CASES = [
     "chunked-channels-pool-packed",
     "chunked_summary",
     "chunked_summary, gates of a layer",
+    "chunked_summary, gates of channels",
     "chunked_summary, from a state",
     "chunked_summary, packed",
     "recurrent-by-engine",
@@ -106,6 +107,7 @@ FLEXIBLE_SIZES = {
 LEGAL_SIZES = {
     ("chunked_summary", "key", 2, -1),
     ("chunked_summary, gates of a layer", "key", 2, -1),
+    ("chunked_summary, gates of channels", "key", 2, -1),
     ("chunked_summary, from a state", "key", 2, -1),
     ("chunked_summary, packed", "key", 1, -1),
     ("decode-tree", "parents", 1, +1),
@@ -249,7 +251,7 @@ def slot_gaps(name: str) -> Callable[[Arguments], Arguments]:
     return lambda arguments: arguments | {name: arguments[name].mT.contiguous().mT}
 
 
-STEPS = "decode-step-states"
+STEPS, CHANNEL_SUMMARY = "decode-step-states", "chunked_summary, gates of channels"
 WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     # head dimensions and heads
     ("recurrent-PREFILL", "query", dims(dk=264)),
@@ -357,7 +359,17 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     ("chunked-channels-pool-packed", "dt_bias", changing(dt_bias=torch.zeros(HV * DK - 1))),
     ("recurrent-channels-raw", "A_log", changing(A_log=torch.zeros(DK))),
     ("recurrent-by-engine", "dt_bias", changing(dt_bias=torch.zeros(HV, DK))),
-    ("chunked_summary", "gate", lambda x: x | {"gate": x["gate"][..., None].expand(*x["gate"].shape, x["key"].shape[-1])}),
+    ("chunked_summary", "lower_bound", changing(lower_bound=-5.0)),
+    *((CHANNEL_SUMMARY, "lower_bound", changing(lower_bound=x)) for x in (0.0, 2.0, math.nan, -math.inf, -1e39)),
+    (CHANNEL_SUMMARY, "gate", lambda x: x | {"gate": x["gate"][0, 0]}),
+    (CHANNEL_SUMMARY, "gate", lambda x: x | {"gate": x["gate"][..., :1]}),
+    (CHANNEL_SUMMARY, "gate", lambda x: x | {"gate": x["gate"][..., None]}),
+    (CHANNEL_SUMMARY, "gate", changing(gate=None)),
+    (CHANNEL_SUMMARY, "gate_is_linear", changing(gate_is_linear=True)),
+    (CHANNEL_SUMMARY, "dt_bias", without("lower_bound")),
+    (CHANNEL_SUMMARY, "dt_bias", changing(dt_bias=torch.zeros(4))),
+    (CHANNEL_SUMMARY, "dt_bias", lambda x: x | {"dt_bias": x["dt_bias"].mT.contiguous()}),
+    (CHANNEL_SUMMARY, "A_log", changing(A_log=torch.zeros(DK))),
     ("decode", "dt_bias", lambda x: x | {"a": x["a"][..., None].expand(*x["a"].shape, DK)}),
     # ranges
     ("recurrent-PREFILL", "inference_mode", changing(inference_mode=3)),

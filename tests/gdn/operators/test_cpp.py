@@ -153,9 +153,10 @@ def test_gates_of_channels(api: Any, rows: tuple[Tensor, ...]) -> None:
     query, key, value, beta, _ = (x[:, :3] for x in rows)
     gate, A_log, dt_bias = torch.randn(2, 3, 4, 16).bfloat16(), torch.randn(4), torch.randn(4, 16)
     raw = {"A_log": A_log, "dt_bias": dt_bias, "lower_bound": -5.0}
-    output, by_chunk, gates = api.gates_of_channels(query, key, value, beta, gate, A_log, dt_bias, -5.0)
+    output, by_chunk, summary, gates = api.gates_of_channels(query, key, value, beta, gate, A_log, dt_bias, -5.0)
     assert torch.equal(by_chunk, gdn_cuda.chunked_forward(query, key, value, beta, gate, **raw)[0])
     assert torch.equal(output, gdn_cuda.recurrent_forward(query, key, value, None, beta, gate, **raw)[0])
+    assert torch.equal(summary, gdn_cuda.chunked_summary(key, value, beta, gate, **raw))
     assert torch.equal(gates, gdn_cuda.fused_kda_gating(a=gate, **raw))
 
 

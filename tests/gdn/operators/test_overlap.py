@@ -26,6 +26,7 @@ WRITING = [
     "chunked",
     "chunked-pool",
     "chunked_summary, from a state",
+    "chunked_summary, gates of channels",
     "chunked_summary, packed",
     "recurrent-by-engine",
     "decode-by-engine",

@@ -6,6 +6,7 @@ import parts_on_gpu as parts
 import pytest
 import ssd_parts_on_gpu as ssd
 import torch
+from channel_gradient_cases import ChannelCase
 from gradient_cases import GradientCase
 from module_cases_on_ranks import BY_SCANS
 from parallel_cases import SPLITS, Split
@@ -17,17 +18,18 @@ torch.linalg.solve_triangular(*torch.eye(2, device="cuda").expand(2, 2, 2), uppe
 SPLIT = pytest.mark.parametrize("split", SPLITS[:4], ids=lambda split: split.name)
 
 
-@pytest.mark.parametrize("case", parts.CASES, ids=str)
+@pytest.mark.parametrize("case", [*parts.CASES, *parts.CHANNEL_CASES], ids=str)
 @SPLIT
-def test_parts_have_the_errors_of_the_whole(split: Split, case: GradientCase, seed: int) -> None:
+def test_parts_have_the_errors_of_the_whole(split: Split, case: GradientCase | ChannelCase, seed: int) -> None:
     call = parts.call_of(case, seed)
     for size in (2, 3, 4):
         on_threads(size, lambda ranks: parts.check_errors(ranks, split, call))
 
 
+@pytest.mark.parametrize("case", [parts.CASES[1], parts.CHANNEL_CASES[0]], ids=str)
 @SPLIT
-def test_two_runs_have_the_same_bits(split: Split, seed: int) -> None:
-    call = parts.call_of(parts.CASES[1], seed)
+def test_two_runs_have_the_same_bits(split: Split, case: GradientCase | ChannelCase, seed: int) -> None:
+    call = parts.call_of(case, seed)
     on_threads(3, lambda ranks: parts.check_bits(ranks, split, call))
 
 

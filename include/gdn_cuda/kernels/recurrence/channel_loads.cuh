@@ -11,7 +11,7 @@ template <int kChannels, int kThreads, int kTokens>
 struct ChannelLoads {
     static constexpr int kEach = static_cast<int>(ceil_div(kChannels, kThreads));  // channels of a thread
     unsigned gate[kTokens][kEach], dt_bias[kEach], A_log;
-    int channels;  // of the tensors; those up to kChannels have decays of 1
+    int channels;  // of the tensors; those up to kChannels have decays of 0
 
     __device__ __forceinline__ explicit ChannelLoads(int channels = kChannels) : channels(channels) {}
 
@@ -56,9 +56,9 @@ struct ChannelLoads {
                 for (int t = 0; t < kTokens; ++t) {
                     if (t >= count || (kChannels % kThreads != 0 && channel(i) >= kChannels)) continue;
                     float each = decay(to_float(gate[t][i], args.gate.values.type) + bias);
-                    if (channel(i) >= channels) each = 1.f;
+                    any_reset = any_reset || (each == 0.f && channel(i) < channels);
+                    if (channel(i) >= channels) each = 0.f;  // clears NaN, which infinity times a key of 0 has left
                     decays_of(t)[channel(i)] = each;
-                    any_reset = any_reset || each == 0.f;
                 }
             }
         });

@@ -31,7 +31,7 @@ struct KdaToken {
     float decay[kKdaHeadK], key[kKdaHeadK], query[kKdaHeadK];
 };
 
-// A thread loads one channel.
+// A thread loads one channel. Columns past dk are 0: an infinite change times a key of 0 is NaN.
 template <class Owner>
 __device__ __forceinline__ void load_kda_token(const Owner& own, KdaToken& to, i64 token) {
     using Io = Storage<Owner::kIo>;
@@ -39,7 +39,7 @@ __device__ __forceinline__ void load_kda_token(const Owner& own, KdaToken& to, i
     const GdnCall& call = own.args.call;
     const ChunkedWork& work = own.work;
     const int channel = own.thread;
-    float decay = 1.f, key = 0.f, query = 0.f;
+    float decay = 0.f, key = 0.f, query = 0.f;
     if (channel < call.dk) {
         const i64 batch = batch_of(own.args, work);
         const auto load = [&](const Rows& rows) {

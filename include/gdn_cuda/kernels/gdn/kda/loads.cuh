@@ -34,7 +34,7 @@ struct KdaRecords {
 };
 
 // By a warpgroup that has written a chunk's outputs in place of its values. By TMA, unless the tile would overwrite the next
-// sequence's.
+// sequence's. Summaries have no outputs.
 template <class Owner>
 __device__ __forceinline__ void store_output(const Owner& own, int chunk, const SwizzledTile& tile) {
     const int stage = PipelineStage<Owner::kConfig.stages>(chunk).index;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void store_output(const Owner& own, int chunk, const 
         own.warpgroup_sync();
         store_tile_without_tma(own, chunk, tile);
     }
-    if (own.thread == 0) own.shared.is_stored[stage] = !by_tma;
+    if (own.thread == 0) own.shared.is_stored[stage] = !by_tma || own.args.call.outputs == 0;
     cutlass::arch::fence_view_async_shared();
     arrive_by_warp(own, own.shared.output_full[stage]);
 }

@@ -24,6 +24,7 @@ struct KdaByToken {
         for (int group = 0; group < kMmaWarpRows / kRows; ++group) {
             own.refresh();
             for_each_pair(group, [](float2& in_shared, float& x, float& y) { in_shared = {x, y}; });
+            clear_past_dk();
 #pragma unroll 1
             for (int token = 0; token < own.tokens_in(chunk); ++token)
                 advance(group, token, chunk * i64{kKdaMmaTokens} + token);
@@ -46,6 +47,14 @@ struct KdaByToken {
                 for (int n = 0; n < kHeadK / 8; ++n)
                     visit(*reinterpret_cast<float2*>(&rows.at[2 * half + own.g % 2][8 * n + 2 * own.t]), own.state[n][2 * half],
                           own.state[n][2 * half + 1]);
+        __syncwarp();
+    }
+    // Where an infinity was multiplied by a key of 0.
+    __device__ __forceinline__ void clear_past_dk() const {
+#pragma unroll 1
+        for (int c = call.dk + own.lane; c < kHeadK; c += 32)
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) rows.at[r][c] = 0.f;
         __syncwarp();
     }
     __device__ __forceinline__ float decay_of(i64 token, int c) const {
