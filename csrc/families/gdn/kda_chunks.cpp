@@ -72,6 +72,7 @@ void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, con
                     const Target& target, const KdaLaunches& launches) {
     const GdnCall& call = prepared.args;
     const Sequences& sequences = prepared.sequences;
+    if (call.sequences == 0 || call.heads == 0 || call.dv == 0) return;
     const int64_t positions = kda_positions(sequences);
     const auto map = [&](const jit::TiledTensor& tensor) {
         return jit::tile_map(tensor, sequences.io, kChunk, target.ordinal);

@@ -17,9 +17,9 @@
 //
 // fp16 has no range for reciprocals: always the last.
 //
-// Bound: latency (suspected). On an H200 an SM takes 7.1 to 8.2 us for a chunk of a head, where 8192 chunks are prepared
-// (benchmarks/kda_launches.py, ba9820ef); issuing would take 2.3 to 3.2 us: estimated from the machine code, 17,000 warp
-// instructions with slow decays given as logarithms, 22,500 with medium and 23,300 with fast ones.
+// Bound: latency. On an H200 an SM takes 5.6 us for a chunk of a head with slow decays, 6.6 to 7.7 with fast ones, where 8192
+// chunks are prepared (benchmarks/kda_launches.py, 977e4bb8); it issues in 45 and 50 % of its cycles (ncu): 18,000 and 24,000
+// warp instructions a chunk.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
