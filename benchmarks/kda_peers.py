@@ -315,6 +315,9 @@ REACH_OF_TRAINING = {"32, 1×8192": 1300, "32, 1×32768": 5000}
 REACH_OF_DECODE = {"32, B 1": (7, 7), "32, B 64": (72, 41), "32, B 256": (272, 145)}
 
 
+EMPTY: Report = {"peers_call_us": {}, "peers_errors": {}, "peers_disagree": []}
+
+
 def bench_rows(report: Report) -> list[Report]:
     """Rows of a report as that of `bench`, for benchmarks/fill_pages.py."""
     rows = []
@@ -325,7 +328,7 @@ def bench_rows(report: Report) -> list[Report]:
         if OWN not in us:
             return
         peers = {peer: us.get(peer) for peer in row if peer != OWN}
-        rows.append({"shape": name, "row": name, "kind": "", "time_us": us[OWN], "reach_us": reach, "peers_us": peers})
+        rows.append({"shape": name, "row": name, "kind": "", "time_us": us[OWN], "reach_us": reach, "peers_us": peers} | EMPTY)
 
     for shape, row in report["prefill"].items():
         for kind in KINDS:

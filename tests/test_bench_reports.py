@@ -286,7 +286,7 @@ def test_operators_of_the_pages_are_measured() -> None:
         for _, names, _ in fill_pages.BLOCK.findall(path.read_text())
         for name in names.split()
     }
-    scripts = {"host_times", "million_tokens", "prefill_mma"}
+    scripts = {"host_times", "kda_peers", "million_tokens", "prefill_mma"}
     assert named - scripts == set(bench.benches())
 
 

@@ -122,6 +122,8 @@ def recurrent_kda(
         raise Declined("initial_state_source or num_accepted_tokens is given")
     if output_final_state and initial_state is None:
         raise Declined("a final state without an initial state")
+    if initial_state is None and ssm_state_indices is not None:
+        raise Declined("slots without a pool")
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     if initial_state is not None:
         rows = torch.arange(sequences, device=q.device) if ssm_state_indices is None else ssm_state_indices

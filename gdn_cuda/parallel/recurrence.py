@@ -60,8 +60,8 @@ def chunked_forward(
         context: from `gdn_cuda.parallel.context`, equal on all ranks
         output_final_state: False: None is returned as final_state
         broadcast_final_state: whether all ranks have all final states, by one collective more; the same on all ranks
-        scale, use_qk_l2norm, deterministic, beta_is_logit, allow_negative_eigenvalues, gate_is_linear, lower_bound, workspace:
-          as in `chunked_forward`
+        scale, use_qk_l2norm, deterministic, beta_is_logit, allow_negative_eigenvalues, gate_is_linear: as in `chunked_forward`
+        lower_bound, workspace: as in `chunked_forward`
 
     States travel as the context says, and no collective is made where no sequence crosses from one rank to another. All ranks
     call it, and its backward, also those without tokens. States and maps are composed in fp64.

@@ -6,8 +6,9 @@
 // Every matrix of a record is a right operand as it is; S and X are left operands in registers. Where entries of T cancel, Z
 // and P' have rounding residuals, which take the place of K_in and Q_in once these have been multiplied.
 //
-// Bound: the chain's own instructions, 480 a chunk by one warp of a scheduler; it waits for neither of its products (ncu). On an
-// H200 a chunk takes 1.2 to 1.5 us (benchmarks/kda_launches.py, 9415cb52), with 128 blocks as long as memory takes for records.
+// Bound: the chain's own instructions, 480 a chunk by one warp of a scheduler; it waits for neither of its products (ncu). On
+// an H200 a chunk takes 1.2 to 1.5 us (benchmarks/kda_launches.py, 9415cb52), with 128 blocks as long as memory takes for
+// records.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/block.cuh>
