@@ -41,7 +41,7 @@ KdaWorkspaceSize kda_workspace(const Prepared& prepared, int window) {
 
 int64_t KdaWorkspaceSize::bytes() const {
     const int64_t records = int64_t{buffers} * heads * window;
-    return records * sizeof(KdaRecord) + positions * sizeof(KdaPlace) + 4 * (carried + records + positions);
+    return records * sizeof(KdaRecord) + positions * sizeof(KdaChunkPlace) + 4 * (carried + records + positions);
 }
 
 KdaWorkspace KdaWorkspaceSize::at(void* memory) const {
@@ -50,7 +50,7 @@ KdaWorkspace KdaWorkspaceSize::at(void* memory) const {
     parts.records = static_cast<KdaRecord*>(memory);
     float* const states = reinterpret_cast<float*>(parts.records + records);
     if (carried > 0) parts.carried = states;
-    auto* const places = reinterpret_cast<KdaPlace*>(states + carried);
+    auto* const places = reinterpret_cast<KdaChunkPlace*>(states + carried);
     if (positions > 0) parts.places = places;
     int* const words = reinterpret_cast<int*>(places + positions);
     if (positions > 0) parts.positions = words;
@@ -78,7 +78,7 @@ void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, con
         return jit::tile_map(tensor, sequences.io, kChunk, target.ordinal);
     };
     if (sequences.packed()) {
-        jit::clear_words(workspace.places, positions * sizeof(KdaPlace) / sizeof(int), target.ordinal, target.stream);
+        jit::clear_words(workspace.places, positions * sizeof(KdaChunkPlace) / sizeof(int), target.ordinal, target.stream);
         KdaOrder::run({.cu_seqlens = call.cu_seqlens,
                        .sequences = call.sequences,
                        .tokens = call.tokens,

@@ -21,9 +21,9 @@ int kda_window(const Prepared& prepared, const Target& target);
 struct KdaWorkspace {
     KdaRecord* records;
     unsigned* flags;
-    int* positions;    // of packed sequences' chunks
-    KdaPlace* places;  // zeros before
-    float* carried;    // where final states are not fp32
+    int* positions;         // of packed sequences' chunks
+    KdaChunkPlace* places;  // zeros before
+    float* carried;         // where final states are not fp32
 };
 struct KdaWorkspaceSize {
     int64_t window = 0, positions = 0, carried = 0;  // carried: states' elements

@@ -18,9 +18,9 @@ struct KdaOrderConfig {
 struct KdaOrderArgs {
     Tagged cu_seqlens;
     int sequences, tokens;
-    int count;         // entries of both tables
-    int* positions;    // as KdaWindow has them
-    KdaPlace* places;  // zeros before
+    int count;              // entries of both tables
+    int* positions;         // as KdaWindow has them
+    KdaChunkPlace* places;  // zeros before
 };
 
 }  // namespace gdn_cuda::gdn

@@ -23,7 +23,7 @@ __device__ __forceinline__ bool find_kda_place(const GdnCall& call, const KdaWin
         sequence = static_cast<int>(position - chunk * sequences);
         return true;
     }
-    const KdaPlace place = window.places[position];
+    const KdaChunkPlace place = window.places[position];
     sequence = place.sequence_and_one - 1;
     chunk = place.chunk;
     return sequence >= 0;

@@ -12,14 +12,14 @@
 
 namespace gdn_cuda::gdn {
 
-struct KdaPlace {
+struct KdaChunkPlace {
     int sequence_and_one;  // 0: no chunk has this position
     int chunk;
 };
 struct KdaWindow {
-    const int* positions;    // by first_kda_chunk + chunk, where sequences are packed; else nullptr
-    const KdaPlace* places;  // by position, likewise
-    int first, count;        // positions
+    const int* positions;         // by first_kda_chunk + chunk, where sequences are packed; else nullptr
+    const KdaChunkPlace* places;  // by position, likewise
+    int first, count;             // positions
 };
 // The call of a window. With it, kda_prepare's record is a position in the window.
 struct KdaWindowCall : GdnCall {

@@ -52,9 +52,9 @@ struct KdaByToken {
     // Where an infinity was multiplied by a key of 0.
     __device__ __forceinline__ void clear_past_dk() const {
 #pragma unroll 1
-        for (int c = call.dk + own.lane; c < kHeadK; c += 32)
-#pragma unroll
-            for (int r = 0; r < kRows; ++r) rows.at[r][c] = 0.f;
+        for (int r = 0; r < kRows; ++r)
+#pragma unroll 1
+            for (int c = call.dk + own.lane; c < kHeadK; c += 32) rows.at[r][c] = 0.f;
         __syncwarp();
     }
     __device__ __forceinline__ float decay_of(i64 token, int c) const {
