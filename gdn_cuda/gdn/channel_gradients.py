@@ -15,7 +15,7 @@ and E the gradient of the state after a chunk:
     dg_t = Σ_{i≥t} (q ⊙ scale γ dO S − k ⊙ γ dV S)_i + Σ_{j<t} (k ⊙ κ V' E)_j + Γ ⊙ Σ_v E ⊙ S + crossing_t
     crossing_t = Σ_{i≥t>j} (dP_ij q_i + U_ij k_i) k_j D_ij
 
-D_ij is a product of one factor of i and one of j that meet at a border between two halves of 8, 4, 2 or 1 tokens: both are at
+D_ij is a factor for i times a factor for j, on two sides of a border between two halves of 8, 4, 2 or 1 tokens: both are at
 most 1, and what underflows is 0. Every term of dg carries the decay across token t, so that a reset has a gradient of exactly
 0, and nothing cancels. R and Y instead of V' and dV: a β of 0 divides nothing.
 """

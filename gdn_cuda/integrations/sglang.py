@@ -192,7 +192,7 @@ def _subclass(host: type[Any], name: str, prefix: str, extend: Any, own_extend: 
 
 
 def kernel_class(host: type[Any]) -> type[Any]:
-    """Of Gated Delta Net."""
+    """What replaces SGLang's kernel class of Gated Delta Net."""
 
     def own_extend(self: Any, *args: Any, **kwargs: Any) -> Any:
         output, last, before = host.extend(self, *args, **kwargs)
@@ -203,7 +203,7 @@ def kernel_class(host: type[Any]) -> type[Any]:
 
 
 def kda_kernel_class(host: type[Any]) -> type[Any]:
-    """Of Kimi Delta Attention. Its packed decode takes gates with a bound, too."""
+    """What replaces that of Kimi Delta Attention. Its packed decode takes gates with a bound, too."""
     flags = {"supports_packed_decode": True, "supports_packed_decode_safe_gate": True}
     flags |= {"supports_strided_target_verify_qkv": True, "supports_track_state_snapshot": True}
     return _subclass(host, "GdnCudaKDAKernel", "kda_", sglang_kda.extend, host.extend, **flags)

@@ -410,7 +410,7 @@ def layer_work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work
 
 
 def sanitized_calls() -> None:
-    """Of layers/decode_layer, which kda_decode_layer runs too."""
+    """Calls that run layers/decode_layer: this operator's and kda_decode_layer's."""
     for state, (dk, dv), T in product(_NAMES, ((128, 128), (96, 192), (64, 40)), (1, 3, 16)):
         for heads, layout in (((2, 4), "qwen3_next"), ((1, 9), "qwen3_5")):
             _sanitized_call(state, dk, dv, T, heads, layout)

@@ -32,7 +32,7 @@ from .layer_parts import is_silu, split_heads
 from .rms_norm_gated import rms_norm_gated
 
 _NAME = "kda_decode_layer"
-TAPS = 4  # of the convolution, at most
+TAPS = 4  # the longest convolution
 POOLS = ("conv_pool", "key_conv_pool", "value_conv_pool", "state_pool")
 _READ = ("qkv", "a", "b", "conv_weight", "conv_bias", "A_log", "dt_bias", "z", "norm_weight", "state_indices")
 _DIFFERENTIABLE = "kda_prefill_layer without pools"

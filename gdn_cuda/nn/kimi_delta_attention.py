@@ -226,7 +226,7 @@ class KimiDeltaAttention(nn.Module):
         return as_one_call(function, "forward without a state", written, {"x": x}, run, self)
 
     def _arguments(self, x: Tensor) -> dict[str, Any]:
-        """Of a layer between its projections, for x (…, D)."""
+        """The arguments of a layer between its projections, for x (…, D)."""
         f, g, b = self.in_proj_fgb(x).split([self.gate_rank, self.gate_rank, self.heads[1]], -1)
         return {
             "qkv": self.in_proj_qkv(x),

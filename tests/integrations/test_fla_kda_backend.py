@@ -94,7 +94,7 @@ def test_the_call_of_flas_layer(name: str, bound: float | None, v_first: bool, d
 
 
 def test_gradients(device: str, rng: torch.Generator) -> None:
-    """Of the layer's call, compared with autograd's through the recurrence in fp64."""
+    """Gradients of the layer's call, compared with autograd's through the recurrence in fp64."""
     x = inputs(rng, device)
     leaves = {name: y.clone().requires_grad_() for name, y in x.items()}
     output, state = theirs.chunk_kda(**leaves, **OPTIONS, **RAW)

@@ -44,7 +44,7 @@ def kimi(tokens: int, dtype: torch.dtype = torch.float32) -> Made:
 
 
 def run_delta_net(layer: Any, x: Tensor, conv: Tensor, recurrent: Tensor, step: bool = False) -> Tensor:
-    """Of GatedDeltaNet and KimiDeltaAttention, whose states have the same parts."""
+    """Runs a GatedDeltaNet or KimiDeltaAttention, whose states have the same parts."""
     slots = torch.tensor([2, 0])
     found: Tensor = (layer.step if step else layer)(x, GatedDeltaNetState(conv, recurrent), state_indices=slots)
     return found

@@ -27,7 +27,7 @@ struct KdaBackwardPasses {
     struct Sizes {
         i64 records, states, by_error;
 
-        i64 of_head(WantedGradients wanted) const {
+        i64 bytes_per_head(WantedGradients wanted) const {
             return records + (wanted == WantedGradients::all ? 2 * states + 3 * by_error : 0);
         }
     };
@@ -50,7 +50,8 @@ struct KdaBackwardPasses {
     // `like`: a tensor on the device.
     void run(const Checks& check, std::optional<i64> given, const Tensor& like, const Target& target) const {
         const Sizes sizes = this->sizes();
-        const i64 least = sizes.of_head(wanted) * call.heads_per_key, workspace = given.value_or(std::max(i64{1} << 30, least));
+        const i64 least = sizes.bytes_per_head(wanted) * call.heads_per_key,
+                  workspace = given.value_or(std::max(i64{1} << 30, least));
         GDN_REQUIRE(check, least <= workspace, "workspace",
                     fmt::format("at least {} bytes, what the backward of one key head needs", least),
                     fmt::format("{}", workspace));

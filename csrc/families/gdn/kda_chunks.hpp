@@ -21,7 +21,7 @@ int kda_window(const Prepared& prepared, const Target& target);
 struct KdaWorkspace {
     KdaRecord* records;
     unsigned* flags;
-    int* positions;         // of packed sequences' chunks
+    int* positions;         // where sequences are packed, a chunk's position
     KdaChunkPlace* places;  // zeros before
     float* carried;         // where final states are not fp32
 };

@@ -6,7 +6,7 @@
 
 namespace gdn_cuda::gdn {
 
-inline constexpr i64 kKdaMostRecords = 8192;  // of all heads: 672 MB
+inline constexpr i64 kKdaMostRecords = 8192;  // for all heads together: 672 MB
 
 // On an H200 (benchmarks/kda_windows.py, 88b7f3ed) the launches of a window have some 10 us that do not depend on its chunks:
 // more than it costs to take records through memory. So all chunks are one window, if memory for the records is to be had; else

@@ -10,11 +10,11 @@
 //
 // K_in, Q_in: times the decays from the chunk's start on; K_out: times those up to its end.
 //
-// Decays are multiplied, never their logarithms added, and a score's decay is the product of two that meet at a border between
-// its tokens: halves of 8, 4, 2 and 1 tokens cover every pair once. Both products are at most 1 whatever the gates, nothing is
-// divided, and a decay of 0 is an exact reset. With 16 tokens these four levels take as many MMAs as one block about a middle
-// token, whose reciprocals would need other code where decays are fast; with 64 they would take two more levels, an inverse of
-// several blocks, and keys, queries and operands of 64 tokens, which shared memory has no room for beyond dk = 128.
+// Decays are multiplied, never their logarithms added, and a score's decay is the product of two, up to and from a border
+// between its tokens: halves of 8, 4, 2 and 1 tokens cover every pair once. Both products are at most 1 whatever the gates,
+// nothing is divided, and a decay of 0 is an exact reset. With 16 tokens these four levels take as many MMAs as one block about
+// a middle token, whose reciprocals would need other code where decays are fast; with 64 they would take two more levels, an
+// inverse of several blocks, and keys, queries and operands of 64 tokens, which shared memory has no room for beyond dk = 128.
 //
 // A block processes a sequence, a value head and 64 or 128 rows of the state S, 16 per warp, which stay in registers from the
 // first chunk to the last (chunked_mma/state_rows.cuh). Three barriers a chunk:

@@ -65,11 +65,11 @@ __global__ void __launch_bounds__(kOwnConfig.threads(), 1) kda_own(const __grid_
     launch_dependent_grids();  // the next window is prepared on multiprocessors that have no block of this one
     // The first chunks of the window have most work: their blocks start first.
     const GdnCall& call = args.chunked.call;
-    const int of_head = static_cast<int>(blockIdx.x) / args.row_tiles, in_window = of_head / call.heads;
+    const int head_index = static_cast<int>(blockIdx.x) / args.row_tiles, in_window = head_index / call.heads;
     int sequence, first;
     if (!starts_in_window(args, in_window, sequence, first)) return;
-    ChunkedBlock<kConfig> block(args.chunked, 0, sequence, 0, of_head - in_window * call.heads,
-                                static_cast<int>(blockIdx.x) - of_head * args.row_tiles);
+    ChunkedBlock<kConfig> block(args.chunked, 0, sequence, 0, head_index - in_window * call.heads,
+                                static_cast<int>(blockIdx.x) - head_index * args.row_tiles);
     if (first == 0) block.finish_without_chunks();
     if (block.place != Place::run || block.chunks == 0) return;
     const int last = end_in_window(args, block, first);

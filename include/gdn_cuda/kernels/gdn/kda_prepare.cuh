@@ -5,7 +5,7 @@
 //
 //     loads -> decays -> operands -> scores ... -> [K_in, Q_in, d k]   A -> T (four warps)   -> Z, P' -> bulk copies
 //
-// A score's decay is a product of two that meet at a border between tokens. Where each has a reciprocal that may scale an
+// A score's decay is the product of two, up to and from a border between tokens. Where each has a reciprocal that may scale an
 // operand (no channel decays by more than e^60 on either side of the border), one border serves all pairs of tokens around it;
 // otherwise only pairs across it, whose two products are at most 1, cannot overflow, and are 0 where they underflow. So by the
 // decays of a chunk, its scores take

@@ -5,12 +5,12 @@
 
 namespace gdn_cuda::gdn {
 
-// Of -exp(A_log) softplus(z), by z. exp(A_log) alone may be infinite.
+// The derivative of -exp(A_log) softplus(z) by z. exp(A_log) alone may be infinite.
 __device__ __forceinline__ float log_decay_slope(float A_log, float z) {
     return -expf(A_log - softplus(-z));
 }
 
-// Of lower_bound sigmoid(exp(A_log) z), by z and by A_log.
+// The derivatives of lower_bound sigmoid(exp(A_log) z) by z and by A_log.
 struct BoundedSlopes {
     float by_raw, by_rate_log;
 

@@ -1,6 +1,6 @@
 // Scores between a chunk's tokens, N and P without scale and norms: sums over channels of key or query, key, and the decay
-// between them. A decay is a product of two that meet at a border between halves of 8, 4, 2 or 1 tokens. Each warp sums over
-// the channels of its threads by MMAs of nearly fp32 accuracy; the warps' sums are added in order.
+// between them. A decay is the product of two, up to and from a border between halves of 8, 4, 2 or 1 tokens. Each warp sums
+// over the channels of its threads by MMAs of nearly fp32 accuracy; the warps' sums are added in order.
 #pragma once
 
 #include <gdn_cuda/kernels/common/tf32.cuh>
@@ -14,7 +14,7 @@ constexpr int kKdaLevels = 4;  // halves of 8, 4, 2, 1 tokens
 struct KdaLevelOperands {
     float rows[24][36];
 };
-// Of a warp and level, as a lane's accumulators are: upper keys above upper queries against lower keys.
+// A warp's scores at one level, as its lanes' accumulators have them: upper keys above upper queries against lower keys.
 struct KdaLevelSums {
     float4 lanes[32];
 };
@@ -62,7 +62,7 @@ struct KdaScores {
         multiply_level<2>(x, 2);
         multiply_level<1>(x, 3);
     }
-    // Of tokens row > column, of keys or queries; after a barrier.
+    // Scores of tokens row > column, with keys or queries on the left; after a barrier.
     __device__ __forceinline__ float at(bool query, int row, int column) const {
         const int level = __clz(row ^ column) - 28, half = 8 >> level;  // the highest bit in which they differ
         const int upper = row / (2 * half) * half + row % half, lower = column / (2 * half) * half + column % half;
