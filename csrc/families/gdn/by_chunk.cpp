@@ -87,7 +87,7 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
         case PrefillKernel::mma:
             return PrefillMma::run(problem, args, target);
         case PrefillKernel::channels: {
-            const int window = kda_window(prepared, target);
+            const int window = kda_window(prepared);
             const KdaWorkspaceSize size = kda_workspace(prepared, window);
             // Whole tiles, as above.
             const i64 tiles = ceil_div(size.bytes(), i64{sizeof(SwizzledTile)});

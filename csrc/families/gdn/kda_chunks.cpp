@@ -18,14 +18,11 @@ bool carries_in_final_states(const Prepared& prepared) {
 
 }  // namespace
 
-int kda_window(const Prepared& prepared, const Target& target) {
+int kda_window(const Prepared& prepared) {
     const int64_t positions = kda_positions(prepared.sequences);
     if (const int wanted = kKdaWindowVariable.value(); wanted > 0)
         return static_cast<int>(std::min<int64_t>(wanted, positions));
-    const Sequences& sequences = prepared.sequences;
-    return kda_window(positions, sequences.count, std::max(prepared.args.heads, 1),
-                      ceil_div(int64_t{prepared.args.dv}, int64_t{kValueRows}),
-                      jit::device_traits(target.ordinal).multiprocessors);
+    return kda_window(positions, prepared.args.heads);
 }
 
 KdaWorkspaceSize kda_workspace(const Prepared& prepared, int window) {
@@ -35,17 +32,16 @@ KdaWorkspaceSize kda_workspace(const Prepared& prepared, int window) {
     return {.window = window,
             .positions = sequences.packed() ? positions : 0,
             .carried = carries ? sequences.count * sequences.state_numel() : 0,
-            .heads = prepared.args.heads,
-            .buffers = window < positions ? 2 : 1};
+            .heads = prepared.args.heads};
 }
 
 int64_t KdaWorkspaceSize::bytes() const {
-    const int64_t records = int64_t{buffers} * heads * window;
+    const int64_t records = int64_t{heads} * window;
     return records * sizeof(KdaRecord) + positions * sizeof(KdaChunkPlace) + 4 * (carried + records + positions);
 }
 
 KdaWorkspace KdaWorkspaceSize::at(void* memory) const {
-    const int64_t records = int64_t{buffers} * heads * window;
+    const int64_t records = int64_t{heads} * window;
     KdaWorkspace parts{};
     parts.records = static_cast<KdaRecord*>(memory);
     float* const states = reinterpret_cast<float*>(parts.records + records);
@@ -89,7 +85,9 @@ void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, con
     }
     KdaPrepareArgs prepare{.query = map(tensors.query),
                            .key = map(tensors.key),
-                           .call = {call, {.positions = workspace.positions, .places = workspace.places}}};
+                           .call = {call, {.positions = workspace.positions, .places = workspace.places}},
+                           .records = workspace.records,
+                           .flags = workspace.flags};
     KdaOwnArgs own{.chunked = {.value = map(tensors.value),
                                .output = map(tensors.output),
                                .call = call,
@@ -98,18 +96,15 @@ void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, con
                                .takes = LaunchTakes::every_call,
                                .step_interval = call.steps.data != nullptr ? Divisor(call.step_interval) : Divisor()},
                    .window = prepare.call.window,
+                   .records = workspace.records,
+                   .flags = workspace.flags,
                    .carried = workspace.carried,
                    .row_tiles = static_cast<int>(ceil_div(call.dv, kValueRows))};
     for (int64_t first = 0; first < positions; first += window) {
         prepare.call.window.first = own.window.first = static_cast<int>(first);
         prepare.per_head = prepare.call.window.count = own.window.count =
             static_cast<int>(std::min<int64_t>(window, positions - first));
-        const int64_t buffer = first / window % 2 * call.heads * window;
-        prepare.records = workspace.records + buffer;
-        prepare.flags = workspace.flags + buffer;
-        own.records = prepare.records;
-        own.flags = prepare.flags;
-        if (launches.prepares) KdaPrepare::run(sequences.io, prepare, first > 0, target);
+        if (launches.prepares) KdaPrepare::run(sequences.io, prepare, target);
         if (launches.owns) KdaOwn::run(sequences.io, own, target);
         if (explaining()) [[unlikely]] {
             remark(fmt::format("{} windows of chunks, each in these two launches", ceil_div(positions, int64_t{window})));

@@ -14,10 +14,10 @@ namespace gdn_cuda::gdn {
 inline int64_t kda_positions(const Sequences& sequences) {
     return sequences.packed() ? sequences.tokens / kChunk + sequences.count : sequences.count * chunks_in(sequences.tokens);
 }
-// Positions of a window: GDN_KDA_WINDOW, or what suits the device.
-int kda_window(const Prepared& prepared, const Target& target);
+// Positions of a window: GDN_KDA_WINDOW, or as many as memory is to hold records of.
+int kda_window(const Prepared& prepared);
 
-// In global memory. Records and flags are (head, position in the window); even and odd windows have their own.
+// In global memory. Records and flags are (head, position in the window).
 struct KdaWorkspace {
     KdaRecord* records;
     unsigned* flags;
@@ -27,7 +27,7 @@ struct KdaWorkspace {
 };
 struct KdaWorkspaceSize {
     int64_t window = 0, positions = 0, carried = 0;  // carried: states' elements
-    int heads = 0, buffers = 1;
+    int heads = 0;
 
     int64_t bytes() const;
     KdaWorkspace at(void* memory) const;

@@ -24,15 +24,13 @@ struct KdaPrepare {
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return sizeof(KdaPreparePlan); }
 
-    // beside_owners: starts while the launch before runs, which owns the states of the window before.
-    static void run(DType io, const Args& args, bool beside_owners, const Target& target) {
+    static void run(DType io, const Args& args, const Target& target) {
         if (args.per_head == 0 || args.call.heads == 0) return;
         const i64 along_y = std::min(args.per_head, kMostAlongY);
-        launch<KdaPrepare>(
-            {.io = io, .gate = args.call.gate.values.type}, args, {args.call.heads, along_y, ceil_div(args.per_head, along_y)},
-            target,
-            [&](const auto&) { return fmt::format("{} chunks of {} heads, a block each", args.per_head, args.call.heads); },
-            beside_owners);
+        launch<KdaPrepare>({.io = io, .gate = args.call.gate.values.type}, args,
+                           {args.call.heads, along_y, ceil_div(args.per_head, along_y)}, target, [&](const auto&) {
+                               return fmt::format("{} chunks of {} heads, a block each", args.per_head, args.call.heads);
+                           });
     }
 };
 

@@ -62,7 +62,6 @@ __global__ void __launch_bounds__(kOwnConfig.threads(), 1) kda_own(const __grid_
     extern __shared__ __align__(1024) unsigned char memory[];
     Plan& shared = *reinterpret_cast<Plan*>(memory);
     wait_on_dependent_grids();
-    launch_dependent_grids();  // the next window is prepared on multiprocessors that have no block of this one
     // The first chunks of the window have most work: their blocks start first.
     const GdnCall& call = args.chunked.call;
     const int head_index = static_cast<int>(blockIdx.x) / args.row_tiles, in_window = head_index / call.heads;

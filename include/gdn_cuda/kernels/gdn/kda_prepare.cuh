@@ -23,7 +23,6 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
-#include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
 #include <gdn_cuda/kernels/common/tma.cuh>
 #include <gdn_cuda/kernels/gdn/kda/elements.cuh>
@@ -322,9 +321,6 @@ __global__ void __launch_bounds__(kConfig.threads(), 2) kda_prepare(const __grid
         const i64 at = static_cast<i64>(head) * args.per_head + record;
         KdaPreparer<kConfig>{*reinterpret_cast<KdaPreparePlan*>(memory), args}.run(chunk, args.records[at], args.flags[at]);
     }
-    // Blocks run beside those that own states in the window before, and write records that nobody reads any more. One of them
-    // waits, so that the launch ends after theirs.
-    if (blockIdx.x + blockIdx.y + blockIdx.z == 0) wait_on_dependent_grids();
 }
 
 }  // namespace gdn_cuda::gdn

@@ -1,5 +1,5 @@
 // Windows of Kimi Delta Attention by chunks, for host and device: which chunks a pair of launches prepares and applies. They
-// bound what records take of memory, and the next window is prepared while owners of states leave multiprocessors free.
+// bound the memory for records.
 //
 // All chunks of a call are in one order, by rounds: the first chunk of every sequence, then every second one, and so on, in
 // order of sequences. A window is some of them in this order, so all sequences advance together. A sequence of no tokens has a
