@@ -1,4 +1,4 @@
-"""Prefill of Kimi Delta Attention on the GPU; with several windows in other processes, which GDN_KDA_WINDOW makes choose them."""
+"""Prefill of Kimi Delta Attention on the GPU; in other processes with several windows, by GDN_KDA_WINDOW."""
 
 import pytest
 from kda_prefill_on_device import *  # noqa: F403
