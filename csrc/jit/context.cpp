@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <utility>
 
 #include "device.hpp"
 #include "errors.hpp"
@@ -45,6 +46,11 @@ CUcontext primary_context(const Driver& cuda, int ordinal) {
 
 void use_primary_context(const Driver& cuda, int ordinal) {
     check(cuda.ctx_set_current(primary_context(cuda, ordinal)), "cuCtxSetCurrent");
+}
+
+bool is_first_call_of_thread() {
+    static thread_local bool is_first = true;
+    return std::exchange(is_first, false);
 }
 
 void release_primary_contexts() {

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <chrono>
 #include <map>
-#include <utility>
 
 #include "context.hpp"
 #include "driver.hpp"
@@ -125,17 +124,6 @@ struct Packed {
         }
     }
 };
-
-// A new thread has no context, and later somebody may take it away.
-CUresult in_context(const Driver& cuda, int ordinal, const auto& call) {
-    static thread_local bool is_first = true;
-    if (std::exchange(is_first, false) && !have_context(cuda)) use_primary_context(cuda, ordinal);
-    const CUresult result = call();
-    if (result != CUDA_ERROR_INVALID_CONTEXT) [[likely]]
-        return result;
-    use_primary_context(cuda, ordinal);
-    return call();
-}
 
 CUfunction function_of(const LoadedKernel& kernel) {
     return reinterpret_cast<CUfunction>(kernel.handle);  // the driver accepts a CUkernel as well

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "context.hpp"
 #include "device.hpp"
 #include "driver.hpp"
 
@@ -39,11 +40,14 @@ TensorMap tile_map(const TiledTensor& tensor, DType type, int tokens, int ordina
                                    static_cast<cuuint64_t>(stride_bytes(tensor.rows.batch, tensor.batches))};
     const cuuint32_t box[4] = {kTileElements, 1, static_cast<cuuint32_t>(tokens), 1}, steps[4] = {1, 1, 1, 1};
     CUtensorMap map;
-    check(driver().tensor_map_encode(
-              &map, type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-              tensor.rows.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-          "cuTensorMapEncodeTiled");
+    const Driver& cuda = driver();
+    const auto encode = [&] {
+        return cuda.tensor_map_encode(
+            &map, type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, tensor.rows.data,
+            sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    };
+    check(in_context(cuda, ordinal, encode), "cuTensorMapEncodeTiled");
     TensorMap result;
     static_assert(sizeof result == sizeof map);
     std::memcpy(&result, &map, sizeof map);

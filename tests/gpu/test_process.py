@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+import gdn_cuda
 from gdn_cuda import _C
 
 OPERANDS = """
@@ -79,6 +80,27 @@ def test_first_calls_from_a_warm_disk_cache_take_milliseconds(tmp_path: Path) ->
         assert done.returncode == 0, done.stderr
     seconds = json.loads(done.stdout)
     assert max(seconds.values()) < 0.1, seconds  # 30 ms is the aim; a busy machine takes longer
+
+
+def test_a_new_thread_needs_no_context() -> None:
+    """As torch's threads of a backward, in which the first that wants one may be ours: a TMA descriptor of warm operators."""
+    options = {"device": "cuda", "dtype": torch.bfloat16}
+    q, k, v = (torch.randn(1, 128, 4, 128, **options) for _ in range(3))
+    beta, gate = torch.rand(1, 128, 4, device="cuda"), -torch.rand(1, 128, 4, device="cuda")
+    out = torch.empty_like(v)
+    found: list[object] = []
+
+    def call() -> None:
+        try:
+            found.append(gdn_cuda.chunked_forward(q, k, v, beta, gate, out=out)[0])
+        except BaseException as error:
+            found.append(error)
+
+    call()
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert found[0] is out and found[1] is out, found
 
 
 def test_loading_a_kernel_does_not_break_a_global_graph_capture_in_another_thread() -> None:
