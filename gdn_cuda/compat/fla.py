@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..gdn import chunked_forward
 from ..gdn.by_token import by_token
 from ..operators.caller import in_words_of_caller
 from ..operators.dtypes import state_dtype
 from ..operators.schema import refuse
 from .fla_arguments import betas, layout, states
+from .fla_chunked import chunked
 from .fla_conv import causal_conv1d
 from .fla_kda import chunk_kda, fused_kda_gate, fused_recurrent_kda, naive_recurrent_kda
 from .fla_layer import GatedDeltaNet
@@ -100,27 +100,8 @@ def chunk_gated_delta_rule(
     gates = raw | betas(function, v, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     call: dict[str, Any] = gates | {"state": states(initial_state, v_first), "cu_seqlens": cu_seqlens, "scale": scale}
     call |= {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": bool(output_final_state)}
-    if cp_context is not None:
-        output, state = _on_ranks(function, cp_context, q, k, v, call)
-    else:
-        output, state = chunked_forward(q, k, v, **call, state_dtype=state_dtype(v))
+    output, state = chunked(function, q, k, v, call, cp_context)
     return output, states(state, v_first)
-
-
-def _on_ranks(
-    function: str, cp_context: Any, q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any]
-) -> tuple[Tensor, Tensor | None]:
-    from ..parallel import chunked_forward as on_ranks  # imports torch.distributed's device meshes
-    from .fla_context import shared_of
-
-    shared, rows = shared_of(function, cp_context), call["state"]
-    if rows is not None:
-        if rows.shape[0] != len(shared.rows):
-            refuse(function, "initial_state", f"{len(shared.rows)} states, those of cp_context.cu_seqlens", rows.shape[0])
-        rows = shared.to_sequences(rows.to(state_dtype(v)))
-    given = {name: x for name, x in call.items() if name != "cu_seqlens"} | {"state": rows}
-    output, last = on_ranks(q, k, v, context=shared.context, **given)
-    return output, None if last is None else shared.to_rows(last)
 
 
 @_in_words_of_fla

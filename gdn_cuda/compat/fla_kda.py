@@ -17,6 +17,7 @@ from ..operators.caller import in_words_of_caller
 from ..operators.dtypes import state_dtype
 from ..operators.schema import refuse
 from .fla_arguments import betas, channel_gates, layout, states
+from .fla_chunked import chunked
 
 _in_words_of_fla = in_words_of_caller(
     query="q",
@@ -91,26 +92,27 @@ def chunk_kda(
     g, A_log, dt_bias, lower_bound and states are as in `fused_recurrent_kda`. The gate is exact whatever `safe_gate` says;
     `chunk_size` (32 or 64), `disable_recompute`, `cu_seqlens_cpu`, `use_graph` and `max_num_seqs` change nothing either, but
     states in between are those of chunks of 64, and want a count on the host: of `cu_seqlens_cpu`, or `cu_seqlens` is read.
-    `cp_context` is refused, and so are states in between where an input requires a gradient. q, k, v, g, beta, initial_state,
-    A_log and dt_bias have gradients.
+    States in between are refused where an input requires a gradient. q, k, v, g, beta, initial_state, A_log and dt_bias have
+    gradients.
+
+    `cp_context` is as in `chunk_gated_delta_rule`, initial and final states too; A_log and dt_bias then have the gradients of
+    this rank's tokens, whose sum over ranks is the gradient, as in FLA. `use_graph` and states in between are refused with it.
     """
     function = "chunk_kda"
     v_first = layout(function, state_v_first, others)
     if chunk_size not in (32, _CHUNK):
         refuse(function, "chunk_size", f"32 or {_CHUNK}", chunk_size)
     if cp_context is not None:
-        refuse(
-            function,
-            "cp_context",
-            "None; gdn_cuda.parallel.chunked_forward takes gates of channels and its own context",
-            "a context",
-        )
+        if return_intermediate_states:
+            refuse(function, "return_intermediate_states", "False with cp_context", True)
+        if use_graph:  # FLA's may change between replays
+            refuse(function, "use_graph", "False with cp_context, whose integers are on the host", True)
     gates = (use_beta_sigmoid_in_kernel, allow_neg_eigval, use_gate_in_kernel, A_log, dt_bias, lower_bound)
     call = _arguments(function, v, g, beta, *gates) | {"cu_seqlens": cu_seqlens, "scale": scale}
-    call |= {"state": states(initial_state, v_first), "state_dtype": state_dtype(v)}
-    call |= {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": bool(output_final_state)}
+    call |= {"state": states(initial_state, v_first), "use_qk_l2norm": use_qk_l2norm_in_kernel}
+    call["output_final_state"] = bool(output_final_state)
     if not return_intermediate_states:
-        output, after = chunked_forward(q, k, v, **call)
+        output, after = chunked(function, q, k, v, call, cp_context)
         return output, states(after, v_first)
     if chunk_size != _CHUNK or use_graph:
         reason = "False with chunk_size 32" if chunk_size != _CHUNK else "False with use_graph, as their count is one of values"
@@ -121,6 +123,7 @@ def chunk_kda(
     before = k.new_empty(math.prod(rows), v.shape[2], v.shape[3], k.shape[3])
     unused = before[:0]  # the states after every 64 tokens
     options: dict[str, Any] = {"checkpoint_every": _CHUNK, "checkpoints": unused, "states_before": before}
+    options["state_dtype"] = state_dtype(v)
     output, after, _ = chunked_forward(q, k, v, **call, **options)
     between = before.view(*rows, *before.shape[1:])
     return output, states(after, v_first), between if v_first else between.mT

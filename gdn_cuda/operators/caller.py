@@ -26,7 +26,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _AS_THEY_ARE: Mapping[str, str] = {}
 _PACKAGE = __name__.split(".")[0]
 _TENSORS = ("Tensor", "Tensor | None")  # annotations of tensor arguments
-_MESSAGE = re.compile(r"(\w+): ([\w.]+(?:, [\w.]+)*): (expected .+)", re.DOTALL)
+_MESSAGE = re.compile(r"((?:parallel\.)?\w+): ([\w.]+(?:, [\w.]+)*): (expected .+)", re.DOTALL)
 
 
 def in_words_of_caller(function: str | None = None, /, **arguments: str) -> Callable[[Function], Function]:

@@ -46,6 +46,7 @@ PARTS: dict[str, list[tuple[str, str]]] = {
         ("tests/ops/test_kda.py", "peer_fla_kda"),
         ("tests/context_parallel/test_cp_conv.py", "peer_fla_cp"),
         ("tests/context_parallel/test_cp_gdn.py", "peer_fla_cp"),
+        ("tests/context_parallel/test_cp_kda.py", "peer_fla_cp"),
     ],
     "fla-core": [("fla/*.py", "site"), ("fla_core-*.dist-info/METADATA", "site")],
     "flashqla": [
