@@ -16,6 +16,7 @@
 #include <gdn_cuda/kernels/gdn/kda/chain.cuh>
 #include <gdn_cuda/kernels/gdn/kda/loads.cuh>
 #include <gdn_cuda/kernels/gdn/kda/outputs.cuh>
+#include <gdn_cuda/kernels/gdn/kda/own_item.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -33,27 +34,6 @@ __device__ __forceinline__ void set_barriers(KdaOwnerPlan<kConfig>& shared) {
     cutlass::arch::fence_barrier_init();
 }
 
-// Whether a chunk of the window is the first of its sequence there.
-__device__ __forceinline__ bool starts_in_window(const KdaOwnArgs& args, int in_window, int& sequence, int& chunk) {
-    const GdnCall& call = args.chunked.call;
-    if (!find_kda_place(call, args.window, in_window, sequence, chunk)) return false;
-    return chunk == 0 || kda_position(call, args.window, sequence, span_of(call.cu_seqlens, sequence, call.tokens), chunk - 1) <
-                             args.window.first;
-}
-// Where the sequence's chunks in the window end, which begin with `first`. By whole warps.
-template <ChunkedConfig kConfig>
-__device__ __forceinline__ int end_in_window(const KdaOwnArgs& args, const ChunkedBlock<kConfig>& block, int first) {
-    const int past = args.window.first + args.window.count, lane = static_cast<int>(threadIdx.x) % 32;
-    for (int end = first;;) {
-        const int chunk = end + lane;
-        const bool is_inside =
-            chunk < block.chunks && kda_position(block.call, args.window, block.sequence, block.span, chunk) < past;
-        const int count = __popc(__ballot_sync(0xffffffffu, is_inside));
-        end += count;
-        if (count < 32) return end;
-    }
-}
-
 template <KdaOwnConfig kOwnConfig>
 __global__ void __launch_bounds__(kOwnConfig.threads(), 1) kda_own(const __grid_constant__ KdaOwnArgs args) {
     constexpr ChunkedConfig kConfig = kOwnConfig.block();
@@ -62,19 +42,14 @@ __global__ void __launch_bounds__(kOwnConfig.threads(), 1) kda_own(const __grid_
     extern __shared__ __align__(1024) unsigned char memory[];
     Plan& shared = *reinterpret_cast<Plan*>(memory);
     wait_on_dependent_grids();
-    // The first chunks of the window have most work: their blocks start first.
-    const GdnCall& call = args.chunked.call;
-    const int head_index = static_cast<int>(blockIdx.x) / args.row_tiles, in_window = head_index / call.heads;
-    int sequence, first;
-    if (!starts_in_window(args, in_window, sequence, first)) return;
-    ChunkedBlock<kConfig> block(args.chunked, 0, sequence, 0, head_index - in_window * call.heads,
-                                static_cast<int>(blockIdx.x) - head_index * args.row_tiles);
-    if (first == 0) block.finish_without_chunks();
-    if (block.place != Place::run || block.chunks == 0) return;
-    const int last = end_in_window(args, block, first);
-    if (first >= last) return;  // sequences overlap
+    KdaOwnItem item;
+    if (!find_kda_item(args, static_cast<int>(blockIdx.x), item)) return;
+    ChunkedBlock<kConfig> block(args.chunked, 0, item.sequence, 0, item.head, item.row_tile);
+    if (item.first == 0) block.finish_without_chunks();
+    if (block.place != Place::run || item.first >= item.last) return;
     if (threadIdx.x == 0) {
-        block.plan_outputs(shared.work, first, last);
+        shared.item = item;
+        block.plan_outputs(shared.work, item.first, item.last);
         shared.by_tokens = false;
         set_barriers(shared);
     }
@@ -85,7 +60,7 @@ __global__ void __launch_bounds__(kOwnConfig.threads(), 1) kda_own(const __grid_
     if (group == 0) {
         cutlass::arch::warpgroup_reg_dealloc<kLoading>();
         const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-        KdaLoader<kConfig>{shared, args.chunked, KdaRecords(args, block.sequence, block.head, block.span, first)}.run(warp);
+        KdaLoader<kConfig>{shared, args.chunked, KdaRecords(args, item.sequence, item.head, block.span, item.first)}.run(warp);
     } else if (group == 1) {
         cutlass::arch::warpgroup_reg_alloc<kOutputs>();
         KdaOutputs<kConfig>(shared, args.chunked).run();
@@ -93,11 +68,7 @@ __global__ void __launch_bounds__(kOwnConfig.threads(), 1) kda_own(const __grid_
         cutlass::arch::warpgroup_reg_dealloc<kIdle>();
     } else {
         cutlass::arch::warpgroup_reg_alloc<kChain>();
-        float* const carried =
-            args.carried == nullptr
-                ? nullptr
-                : args.carried + (static_cast<i64>(block.sequence) * call.heads + block.head) * call.dv * call.dk;
-        KdaChain<kConfig>(shared, args.chunked, carried).run();
+        KdaChain<kConfig>(shared, args.chunked).run();
     }
 }
 

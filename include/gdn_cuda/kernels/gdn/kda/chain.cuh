@@ -15,9 +15,8 @@ struct KdaChain : KdaOwner<kConfig> {
     using Base = KdaOwner<kConfig>;
     using Base::kIo, Base::shared, Base::work, Base::state, Base::rounded_state, Base::thread;
 
-    // carried: the sequence and head's state where a window begins or ends inside the sequence; nullptr: its final state is.
-    __device__ __forceinline__ KdaChain(KdaOwnerPlan<kConfig>& shared, const ChunkedArgs& args, float* carried)
-        : Base(shared, args, shared.work), carried(carried) {}
+    __device__ __forceinline__ KdaChain(KdaOwnerPlan<kConfig>& shared, const ChunkedArgs& args)
+        : Base(shared, args, shared.work) {}
 
     __device__ __forceinline__ void run() {
         load_state(*this, work.states.begins ? initial_state(*this) : carried_state());
@@ -36,14 +35,13 @@ struct KdaChain : KdaOwner<kConfig> {
     }
 
   private:
-    float* const carried;
     const int chunks = work.tokens.chunks;
     KdaReadAhead ahead;
     unsigned residual_parity = 0;
     int next_checkpoint = find_checkpoint(0);
 
     __device__ __forceinline__ StatePlace carried_state() const {
-        if (carried != nullptr) return {carried};
+        if (float* const carried = shared.item.carried) return {carried};
         return place_of_head(*this, static_cast<const float*>(this->args.call.last.data) + work.states.last_slot);
     }
     // The first chunk from `chunk` on whose state is a checkpoint.

@@ -21,6 +21,12 @@ struct KdaOwnConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return block().threads(); }
 };
 
+// A block's work: chunks [first, last) of a sequence and head, for a tile of 64 rows of its state.
+struct KdaOwnItem {
+    int sequence, head, row_tile, first, last;
+    float* carried;  // the head's state where the chunks begin or end inside the sequence; nullptr: its final state is
+};
+
 template <ChunkedConfig kConfig>
 struct KdaOwnerPlan {
     // A record's tiles, in its order, and values, in whose place the chunk's outputs come.
@@ -36,7 +42,8 @@ struct KdaOwnerPlan {
     Stage stages[kConfig.stages];
     typename OwnerPlan<kConfig>::Fragments fragments;
     KdaFactors factors[kConfig.stages];
-    ChunkedWork work;
+    KdaOwnItem item;
+    ChunkedWork work;  // the item's
     unsigned flags[kConfig.stages];
     alignas(4) bool by_tokens;           // the chunk's outputs come from the chain (kda/by_token.cuh)
     unsigned is_stored[kConfig.stages];  // the chunk's outputs, otherwise than by TMA from their tile
