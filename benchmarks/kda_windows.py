@@ -1,12 +1,15 @@
-"""chunked_forward with a gate for every channel of the key, by how many chunks a window has. Needs a Hopper.
+"""chunked_forward with a gate for every channel of the key, by how many chunks a window has, or by how many segments a sequence
+of few heads has. Needs a Hopper.
 
     for window in auto 12 20 32 48 64 128; do GDN_KDA_WINDOW=$window python benchmarks/kda_windows.py; done
+    for segments in auto 1 3 4 5 6 8 9 12 16 24; do GDN_KDA_SEGMENTS=$segments python benchmarks/kda_windows.py --few-heads; done
 
 µs by events over replays of a CUDA graph with ten calls, median of nine; initial and final states in fp32.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 
 import torch
@@ -15,6 +18,7 @@ from kda_launches import DEVICE, gates, microseconds
 import gdn_cuda
 
 SHAPES = ((64, 8192, 1), (32, 8192, 1), (16, 8192, 1), (4, 8192, 1), (64, 1024, 1), (96, 8192, 1), (16, 2048, 8))
+FEW_HEADS = ((4, 32768, 1), (8, 32768, 1), (12, 32768, 1), (16, 32768, 1), (2, 8192, 1), (4, 8192, 1), (8, 8192, 1), (4, 16384, 2))
 
 
 def time_call(kind: str, heads: int, tokens: int, sequences: int) -> float:
@@ -33,9 +37,13 @@ def time_call(kind: str, heads: int, tokens: int, sequences: int) -> float:
 
 
 def main() -> None:
-    print(f"{torch.cuda.get_device_name()}, window {os.environ.get('GDN_KDA_WINDOW', 'auto')}")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--few-heads", action="store_true", help="the shapes that segments are for")
+    shapes = FEW_HEADS if parser.parse_args().few_heads else SHAPES
+    window, segments = (os.environ.get(name, "auto") for name in ("GDN_KDA_WINDOW", "GDN_KDA_SEGMENTS"))
+    print(f"{torch.cuda.get_device_name()}, window {window}, segments {segments}")
     for kind in ("init", "heavy"):
-        for heads, tokens, sequences in SHAPES:
+        for heads, tokens, sequences in shapes:
             us = time_call(kind, heads, tokens, sequences)
             print(f"{kind:8} {heads:3} heads {sequences}×{tokens:5} {us:8.1f}", flush=True)
             torch.cuda.empty_cache()

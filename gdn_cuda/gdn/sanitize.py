@@ -318,6 +318,17 @@ def kda() -> None:
     gdn_cuda.chunked_forward(**many, beta=draw(1, 1000, 64).sigmoid(), gate=-draw(1, 1000, 64, 128).abs(), use_qk_l2norm=True)
 
 
+@sanitizes("kda_fold", variables={"GDN_KDA_SEGMENTS": "3"})
+def kda_segments() -> None:
+    """As `kda`, in segments, of states that are not finite too."""
+    kda()
+    x = {name: draw(1, 500, 2, 128, dtype=torch.bfloat16) for name in ("query", "key", "value")}
+    x["value"][0, 3] = torch.inf
+    gate = -draw(1, 500, 2, 128).abs()
+    gate[0, 200] = -torch.inf
+    gdn_cuda.chunked_forward(**x, beta=draw(1, 500, 2).sigmoid(), gate=gate, use_qk_l2norm=True)
+
+
 @sanitizes("kda_mma", variables={"GDN_PREFILL": "mma"})
 def kda_mma() -> None:
     """Packed sequences with right and invalid offsets, pools, checkpoints, every form of a gate, decays of every speed, and a

@@ -12,7 +12,7 @@ import torch
 from devices import Device
 from helpers import rel_rms
 from kda_cases import decays, literal
-from kda_chunks_on_device import BF16, BOUND, KERNELS, inputs, launch, there
+from kda_chunks_on_device import BF16, BOUND, KERNELS, OTHERS, inputs, launch, there
 from torch import Tensor
 
 import gdn_cuda
@@ -121,7 +121,7 @@ def test_a_pool(device: Device, window: str, dtype: torch.dtype) -> None:
     kept, slots = pool.cpu().clone(), torch.tensor([5, 2, -1, 0], dtype=torch.int32)
     out = torch.full_like(x["value"], torch.nan).to(device.name)
     given = there(device, x | {"state_indices": slots}) | {"state": pool}
-    with device.only(*KERNELS, "gdn/kda_order", "gdn/move_states"):
+    with device.only(*KERNELS, "gdn/kda_order", *OTHERS):
         gdn_cuda.chunked_forward(**given, use_qk_l2norm=True, out=out)
     after, out = pool.cpu(), out.cpu()
     start = kept[slots.clamp(min=0).long()].float()
@@ -151,7 +151,7 @@ def test_write_indices_and_first_states(device: Device, window: str) -> None:
     has_state = torch.tensor([True, False, True, True, False])
     given = there(device, x | {"state": pool.clone(), "state_indices": read, "write_indices": write})
     given["has_initial_state"] = has_state.to(device.name)
-    with device.only(*KERNELS, "gdn/kda_order", "gdn/move_states"):
+    with device.only(*KERNELS, "gdn/kda_order", *OTHERS):
         out, after = gdn_cuda.chunked_forward(**given, use_qk_l2norm=True)
     start = torch.where(has_state[:, None, None, None], pool[read.clamp(min=0)], 0)
     output, states = states_of(x, start)

@@ -34,6 +34,19 @@ __device__ __forceinline__ void set_barriers(KdaOwnerPlan<kConfig>& shared) {
     cutlass::arch::fence_barrier_init();
 }
 
+// By one thread.
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ void plan_item(ChunkedBlock<kConfig>& block, KdaOwnerPlan<kConfig>& shared) {
+    const KdaOwnItem& item = shared.item;
+    ChunkedWork& work = shared.work;
+    block.plan_outputs(work, item.first, item.last);
+    if (item.rows != KdaOwnRows::outputs) work.tokens.first_output = work.tokens.chunks;
+    if (item.rows == KdaOwnRows::transition) {
+        work.first_value = block.call.dv;  // past all values, where TMA fills with zeros
+        work.rows = block.call.dk;
+    }
+}
+
 template <KdaOwnConfig kOwnConfig>
 __global__ void __launch_bounds__(kOwnConfig.threads(), 1) kda_own(const __grid_constant__ KdaOwnArgs args) {
     constexpr ChunkedConfig kConfig = kOwnConfig.block();
@@ -49,7 +62,7 @@ __global__ void __launch_bounds__(kOwnConfig.threads(), 1) kda_own(const __grid_
     if (block.place != Place::run || item.first >= item.last) return;
     if (threadIdx.x == 0) {
         shared.item = item;
-        block.plan_outputs(shared.work, item.first, item.last);
+        plan_item(block, shared);
         shared.by_tokens = false;
         set_barriers(shared);
     }

@@ -19,7 +19,7 @@ struct KdaChain : KdaOwner<kConfig> {
         : Base(shared, args, shared.work) {}
 
     __device__ __forceinline__ void run() {
-        load_state(*this, work.states.begins ? initial_state(*this) : carried_state());
+        start_state();
         warpgroup_fence_operand(state);
         read_ahead(*this, ahead, 0);
         round_for_chunk(*this, 0, ahead.flags);
@@ -31,7 +31,7 @@ struct KdaChain : KdaOwner<kConfig> {
             checked = chunk;
             if (products_may_overflow(*this, ahead.values, ahead.flags)) run_by_tokens(chunk++);
         }
-        store_state(*this, work.states.ends ? final_state(*this) : carried_state());
+        if (shared.item.stores_state) store_state(*this, state_after());
     }
 
   private:
@@ -40,8 +40,20 @@ struct KdaChain : KdaOwner<kConfig> {
     unsigned residual_parity = 0;
     int next_checkpoint = find_checkpoint(0);
 
-    __device__ __forceinline__ StatePlace carried_state() const {
-        if (float* const carried = shared.item.carried) return {carried};
+    __device__ __forceinline__ void start_state() {
+        const KdaOwnItem& item = shared.item;
+        if (item.rows == KdaOwnRows::transition) return set_identity(state, *this);
+        load_state(*this, item.rows == KdaOwnRows::addition ? StatePlace{}
+                          : item.before != nullptr          ? StatePlace{item.before}
+                          : work.states.begins              ? initial_state(*this)
+                                                            : in_final_states());
+    }
+    __device__ __forceinline__ StatePlace state_after() const {
+        if (float* const after = shared.item.after) return {after};
+        return work.states.ends ? final_state(*this) : in_final_states();
+    }
+    // Where a window begins or ends inside the sequence.
+    __device__ __forceinline__ StatePlace in_final_states() const {
         return place_of_head(*this, static_cast<const float*>(this->args.call.last.data) + work.states.last_slot);
     }
     // The first chunk from `chunk` on whose state is a checkpoint.

@@ -34,16 +34,17 @@ struct KdaRecords {
 };
 
 // By a warpgroup that has written a chunk's outputs in place of its values. By TMA, unless the tile would overwrite the next
-// sequence's. Summaries have no outputs.
+// sequence's. Summaries, and segments' L and M, have no outputs.
 template <class Owner>
 __device__ __forceinline__ void store_output(const Owner& own, int chunk, const SwizzledTile& tile) {
     const int stage = PipelineStage<Owner::kConfig.stages>(chunk).index;
-    const bool by_tma = !is_packed(own.args) || end_of<Owner::kConfig>(own.work.tokens, chunk) <= own.work.tokens.length;
-    if (!by_tma) [[unlikely]] {
+    const bool by_tma = !is_packed(own.args) || end_of<Owner::kConfig>(own.work.tokens, chunk) <= own.work.tokens.length,
+               has_outputs = chunk >= own.work.tokens.first_output;
+    if (!by_tma && has_outputs) [[unlikely]] {
         own.warpgroup_sync();
         store_tile_without_tma(own, chunk, tile);
     }
-    if (own.thread == 0) own.shared.is_stored[stage] = !by_tma || own.args.call.outputs == 0;
+    if (own.thread == 0) own.shared.is_stored[stage] = !by_tma || !has_outputs;
     cutlass::arch::fence_view_async_shared();
     arrive_by_warp(own, own.shared.output_full[stage]);
 }

@@ -3,6 +3,7 @@
 
 #include <gdn_cuda/kernels/chunked/ahead/plan.cuh>
 #include <gdn_cuda/kernels/gdn/kda/record.cuh>
+#include <gdn_cuda/kernels/gdn/kda/segments_plan.cuh>
 #include <gdn_cuda/kernels/gdn/kda/window_plan.cuh>
 
 namespace gdn_cuda::gdn {
@@ -21,10 +22,19 @@ struct KdaOwnConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return block().threads(); }
 };
 
-// A block's work: chunks [first, last) of a sequence and head, for a tile of 64 rows of its state.
+enum class KdaOwnRows {
+    outputs,     // of the state, with outputs
+    addition,    // of a segment's L: the state from zero, without outputs
+    transition,  // of its M: from the identity, with values of zero
+};
+// A block's work: chunks [first, last) of a sequence and head, for a tile of 64 rows.
 struct KdaOwnItem {
     int sequence, head, row_tile, first, last;
-    float* carried;  // the head's state where the chunks begin or end inside the sequence; nullptr: its final state is
+    KdaOwnRows rows;
+    // The head's state before and after the chunks, contiguous (row, dk). nullptr: the call's initial state where they begin
+    // the sequence, its final state where they end it, and in place of its final state elsewhere.
+    float *before, *after;
+    bool stores_state;
 };
 
 template <ChunkedConfig kConfig>
@@ -59,6 +69,7 @@ struct KdaOwnerPlan {
 struct KdaOwnArgs {
     ChunkedArgs chunked;
     KdaWindow window;
+    KdaSegments segments;
     const KdaRecord* records;  // (head, record), as KdaPrepareArgs has them
     const unsigned* flags;
     float* carried;  // states (sequence, head, dv, dk) from window to window; nullptr: final states in fp32 are
