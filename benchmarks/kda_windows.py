@@ -2,7 +2,7 @@
 of few heads has. Needs a Hopper.
 
     for window in auto 12 20 32 48 64 128; do GDN_KDA_WINDOW=$window python benchmarks/kda_windows.py; done
-    for segments in auto 1 3 4 5 6 8 9 12 16 24; do GDN_KDA_SEGMENTS=$segments python benchmarks/kda_windows.py --few-heads; done
+    for n in auto 1 3 4 5 6 8 9 12 16 24; do GDN_KDA_SEGMENTS=$n python benchmarks/kda_windows.py --few-heads; done
 
 µs by events over replays of a CUDA graph with ten calls, median of nine; initial and final states in fp32.
 """
@@ -18,7 +18,16 @@ from kda_launches import DEVICE, gates, microseconds
 import gdn_cuda
 
 SHAPES = ((64, 8192, 1), (32, 8192, 1), (16, 8192, 1), (4, 8192, 1), (64, 1024, 1), (96, 8192, 1), (16, 2048, 8))
-FEW_HEADS = ((4, 32768, 1), (8, 32768, 1), (12, 32768, 1), (16, 32768, 1), (2, 8192, 1), (4, 8192, 1), (8, 8192, 1), (4, 16384, 2))
+FEW_HEADS = (
+    (4, 32768, 1),
+    (8, 32768, 1),
+    (12, 32768, 1),
+    (16, 32768, 1),
+    (2, 8192, 1),
+    (4, 8192, 1),
+    (8, 8192, 1),
+    (4, 16384, 2),
+)
 
 
 def time_call(kind: str, heads: int, tokens: int, sequences: int) -> float:

@@ -95,11 +95,11 @@ def test_a_head_has_the_same_bits_beside_many(device: Device) -> None:
     """With GDN_KDA_WINDOW, many heads have as many windows as one."""
     heads = device.size(2, 64)
     x = inputs(device.size(70, 1000), "init", Hk=heads, Hv=heads)
-    found = launch(device, x, norm=True)
+    found = launch(device, x, norm=True, deterministic=True)
     one = {name: t[:, -1:] if name == "state" else t[:, :, -1:] for name, t in x.items()}
-    alone = launch(device, one, norm=True)
+    alone = launch(device, one, norm=True, deterministic=True)
     assert torch.equal(alone["out"], found["out"][:, :, -1:]) and torch.equal(alone["state"], found["state"][:, -1:])
-    again = launch(device, x, norm=True)
+    again = launch(device, x, norm=True, deterministic=True)
     assert torch.equal(again["out"], found["out"]) and torch.equal(again["state"], found["state"])
 
 

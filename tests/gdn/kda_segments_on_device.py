@@ -1,5 +1,5 @@
-"""chunked_forward with a gate for every channel of the key, where gdn/kda_own takes a sequence in segments and gdn/kda_fold makes
-the states between them, against the recurrence in fp64."""
+"""chunked_forward with a gate for every channel of the key, where gdn/kda_own takes a sequence in segments and gdn/kda_fold
+makes the states between them, against the recurrence in fp64."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def segments(request: pytest.FixtureRequest, device: Device, monkeypatch: pytest
 
 
 def expected(x: dict[str, Tensor], **options: Any) -> tuple[Tensor, Tensor]:
-    output, states = literal(*(x[name] for name in ROWS), decays(x["gate"]), x["state"], **options)
+    rows = {name: x[name] for name in ROWS}
+    output, states = literal(**rows, decay=decays(x["gate"]), state=x["state"], **options)
     return output, states[:, -1]
 
 
@@ -73,11 +74,9 @@ def test_a_pool_in_place(device: Device, segments: int, dtype: torch.dtype) -> N
     x = packed([260, 3, 130], gates="init")
     pool = torch.randn(4, *x["state"].shape[1:], generator=torch.Generator().manual_seed(9)).to(dtype)
     given = there(device, x | {"state": pool.clone(), "state_indices": torch.tensor([2, -1, 0])})
-    before = torch.full((8, *x["state"].shape[1:]), torch.nan).to(device.name)
+    after: Any
     with device.only(*FOLDED, "gdn/kda_order", "gdn/move_states"):
-        out, after, rows = gdn_cuda.chunked_forward(
-            **given, use_qk_l2norm=True, checkpoint_every=64, states_before=before, output_final_state=True
-        )
+        out, after, rows = gdn_cuda.chunked_forward(**given, use_qk_l2norm=True, checkpoint_every=64)
     output, states = states_of(x, pool[[2, 0, 0]].float())
     output[260:263] = 0
     assert rel_rms(out.cpu(), output) < BOUND[BF16] and not out[260:263].any()
@@ -86,6 +85,16 @@ def test_a_pool_in_place(device: Device, segments: int, dtype: torch.dtype) -> N
     assert torch.equal(after[[1, 3]].cpu(), pool[[1, 3]])
     wanted = torch.cat([states[0][64::64], states[2][64::64]])
     assert rel_rms(rows[: wanted.shape[0]].cpu(), wanted) < bound
+
+
+def test_states_before_blocks(device: Device, segments: int) -> None:
+    x = packed([260, 64], gates="init", beta=2.0)
+    before = torch.full((6, *x["state"].shape[1:]), torch.nan).to(device.name)
+    found = launch(device, x, norm=True, checkpoint_every=64, states_before=before)
+    _, states = states_of(x)
+    wanted = torch.cat([each[64::64] for each in states])
+    assert rel_rms(found["checkpoints"], wanted) < BOUND[BF16]
+    assert rel_rms(before.cpu(), torch.cat([each[:-1:64] for each in states])) < BOUND[BF16]
 
 
 def test_without_states(device: Device, segments: int) -> None:
@@ -98,7 +107,7 @@ def test_without_states(device: Device, segments: int) -> None:
 
 def test_deterministic_calls_are_not_split(device: Device, segments: int) -> None:
     x = inputs(device.size(200, 1000), "init", Hk=2, Hv=2)
-    options = {"use_qk_l2norm": True, "deterministic": True}
+    options: dict[str, Any] = {"use_qk_l2norm": True, "deterministic": True}
     one = {name: t[:, -1:] if name == "state" else t[:, :, -1:] for name, t in x.items()}
     with device.only(*KERNELS):
         out, state = gdn_cuda.chunked_forward(**there(device, x), **options)
@@ -156,7 +165,7 @@ def test_decays_that_are_not_zero_hide_nothing(device: Device, segments: int, re
 
 
 @pytest.mark.parametrize("token", [64, 128])
-def test_a_channel_that_the_first_token_of_a_segment_resets(device: Device, monkeypatch: pytest.MonkeyPatch, token: int) -> None:
+def test_a_channel_that_a_segments_first_token_resets(device: Device, monkeypatch: pytest.MonkeyPatch, token: int) -> None:
     """One row of this channel alone overflows in the token before."""
     split(device, monkeypatch, "5")
     x = inputs(320, "init")

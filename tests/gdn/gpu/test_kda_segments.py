@@ -1,5 +1,5 @@
-"""Segments of Kimi Delta Attention's prefill on the GPU, in other processes with numbers of them, by GDN_KDA_SEGMENTS; so do all
-other tests of its kernels pass."""
+"""Segments of Kimi Delta Attention's prefill on the GPU, in other processes with numbers of them, by GDN_KDA_SEGMENTS; and all
+other tests of its kernels with segments."""
 
 from pathlib import Path
 
