@@ -19,9 +19,15 @@ TEST(KdaWindow, BoundsMemory) {
 
 TEST(KdaWindow, IsAllChunksIfTheirRecordsFit) {
     EXPECT_EQ(kda_window(128, 64), 128);
-    EXPECT_EQ(kda_window(129, 64), 128);
-    EXPECT_EQ(kda_window(512, 16), 512);
+    EXPECT_EQ(kda_window(160, 64), 160);
+    EXPECT_EQ(kda_window(640, 16), 640);
     EXPECT_EQ(kda_window(1000, 10000), 1);
+}
+
+TEST(KdaWindow, IsAsLongAsTheOthersOfACall) {
+    EXPECT_EQ(kda_window(161, 64), 81);
+    EXPECT_EQ(kda_window(512, 64), 128);
+    EXPECT_EQ(kda_window(300, 96), 100);
 }
 
 i64 segments(i64 sequences, i64 heads, i64 tokens) {
