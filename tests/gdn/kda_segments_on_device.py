@@ -69,6 +69,13 @@ def test_packed_sequences(device: Device, window: str, monkeypatch: pytest.Monke
         assert rel_rms(found["state"][n], each[-1]) < BOUND[BF16]
 
 
+def test_blocks_that_take_many_items(device: Device, segments: int) -> None:
+    """Who takes a segment changes nothing."""
+    x = packed([200, 0, 1, 330, 64, 0], more=5, gates="init", beta=2.0, dv=128)
+    found = [launch(device, x, norm=True, multiprocessors=n) for n in (132, 1)]
+    assert all(torch.equal(t, found[1][name]) for name, t in found[0].items())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 def test_a_pool_in_place(device: Device, segments: int, dtype: torch.dtype) -> None:
     x = packed([260, 3, 130], gates="init")

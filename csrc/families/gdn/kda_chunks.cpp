@@ -85,7 +85,7 @@ KdaWorkspaceSize kda_workspace(const Prepared& prepared, const KdaSplit& split) 
 
 int64_t KdaWorkspaceSize::bytes() const {
     const int64_t records = int64_t{heads} * window;
-    return records * sizeof(KdaRecord) + positions * sizeof(KdaChunkPlace) + 4 * (carried + segments + records + positions);
+    return records * sizeof(KdaRecord) + positions * sizeof(KdaChunkPlace) + 4 * (carried + segments + records + positions + 2);
 }
 
 KdaWorkspace KdaWorkspaceSize::at(void* memory) const {
@@ -100,6 +100,7 @@ KdaWorkspace KdaWorkspaceSize::at(void* memory) const {
     int* const words = reinterpret_cast<int*>(places + positions);
     if (positions > 0) parts.positions = words;
     parts.flags = reinterpret_cast<unsigned*>(words + positions);
+    parts.taken = parts.flags + records;
     return parts;
 }
 
@@ -136,7 +137,8 @@ void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, con
                            .key = map(tensors.key),
                            .call = {call, {.positions = workspace.positions, .places = workspace.places}},
                            .records = workspace.records,
-                           .flags = workspace.flags};
+                           .flags = workspace.flags,
+                           .taken = workspace.taken};
     KdaOwnArgs own{.chunked = {.value = map(tensors.value),
                                .output = map(tensors.output),
                                .call = call,
@@ -149,13 +151,18 @@ void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, con
                    .records = workspace.records,
                    .flags = workspace.flags,
                    .carried = workspace.carried,
+                   .taken = workspace.taken,
                    .row_tiles = static_cast<int>(ceil_div(call.dv, kValueRows))};
     own.segments.states = workspace.segments;
     for (int64_t first = 0; first < positions; first += window) {
         prepare.call.window.first = own.window.first = static_cast<int>(first);
         prepare.per_head = prepare.call.window.count = own.window.count =
             static_cast<int>(std::min<int64_t>(window, positions - first));
-        if (launches.prepares) KdaPrepare::run(sequences.io, prepare, target);
+        own.window.is_last = first + window >= positions;
+        if (launches.prepares)
+            KdaPrepare::run(sequences.io, prepare, target);
+        else
+            jit::clear_words(workspace.taken, 2, target.ordinal, target.stream);
         if (launches.owns) run_owners(own, sequences.io, target);
         if (explaining()) [[unlikely]] {
             remark(fmt::format("{} windows of chunks, each in these launches", ceil_div(positions, window)));

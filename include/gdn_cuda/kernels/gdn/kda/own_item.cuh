@@ -1,5 +1,5 @@
-// Which work a block of gdn/kda_own has: 64 rows of the state of a sequence and head, or of a segment's L or M, through some of
-// its chunks, and where that state comes from and goes.
+// Which items blocks of gdn/kda_own have: 64 rows of the state of a sequence and head, or of a segment's L or M, through some
+// of its chunks, and where that state comes from and goes.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/kda/segments.cuh>
@@ -48,13 +48,15 @@ __device__ __forceinline__ bool find_kda_segment(const KdaOwnArgs& args, int ind
     if (!is_first) item.before = kda_segment_state(args, slot - 1, item.head);
     if (!is_last) item.after = kda_segment_state(args, slot, item.head) + (is_transition ? call.dv * call.dk : 0);
     item.stores_state = !follows || is_last;  // the fold has those between
+    item.first_record = kda_position(call, args.window, item.sequence, span, item.first) - args.window.first;
+    item.first_record = max(min(item.first_record, args.window.count - 1), 0);  // sequences may overlap
     return true;
 }
 
-// By whole warps; false if the block has none. first >= last: the sequence has no tokens, or overlaps others.
+// By whole warps; false if there is none. first >= last: the sequence has no tokens, or overlaps others.
 __device__ __forceinline__ bool find_kda_item(const KdaOwnArgs& args, int index, KdaOwnItem& item) {
     if (args.segments.chunks > 0) return find_kda_segment(args, index, item);
-    // The first chunks of the window have most work: their blocks start first.
+    // In the window's order, in which longer sequences come first.
     const GdnCall& call = args.chunked.call;
     const int head_index = index / args.row_tiles, in_window = head_index / call.heads;
     if (!starts_in_window(args, in_window, item.sequence, item.first)) return false;
@@ -62,10 +64,14 @@ __device__ __forceinline__ bool find_kda_item(const KdaOwnArgs& args, int index,
     item.row_tile = index - head_index * args.row_tiles;
     const Span span = span_of(call.cu_seqlens, item.sequence, call.tokens);
     const int chunks = (span.length + kChunk - 1) / kChunk;
-    item.last = min(kda_chunks_before(call, args.window, item.sequence, span, args.window.first + args.window.count), chunks);
+    item.last = chunks;
+    if (!args.window.is_last)
+        item.last =
+            min(kda_chunks_before(call, args.window, item.sequence, span, args.window.first + args.window.count), chunks);
     item.rows = KdaOwnRows::outputs;
     find_carried_states(args, chunks, item);
     item.stores_state = true;
+    item.first_record = in_window;
     return true;
 }
 
