@@ -30,17 +30,20 @@ struct KdaRecords {
     int position, step;    // of others: the block's first chunk's, and from a chunk to the next
     int first, count;      // the window's
 
-    __device__ __forceinline__ KdaRecords(const KdaOwnArgs& args, const KdaOwnWork& work)
-        : records(args.records + static_cast<i64>(work.head) * args.window.count),
-          flags(args.flags + static_cast<i64>(work.head) * args.window.count),
+    // Of a sequence from a chunk on, which is the block's chunk 0.
+    __device__ __forceinline__ KdaRecords(const KdaOwnArgs& args, int sequence, int head, const Span& span, int chunk)
+        : records(args.records + static_cast<i64>(head) * args.window.count),
+          flags(args.flags + static_cast<i64>(head) * args.window.count),
           positions(args.window.positions),
           first(args.window.first),
           count(args.window.count) {
-        const int chunk = work.item.first - work.begin;
         step = args.chunked.call.sequences;
-        position = chunk * step + work.sequence;
-        if (positions != nullptr) positions += first_kda_chunk(work.tokens.start - work.tokens.before, work.sequence) + chunk;
+        position = chunk * step + sequence;
+        if (positions != nullptr) positions += first_kda_chunk(span.start, sequence) + chunk;
     }
+    __device__ __forceinline__ KdaRecords(const KdaOwnArgs& args, const KdaOwnWork& work)
+        : KdaRecords(args, work.sequence, work.head, {work.tokens.start - work.tokens.before, 0},
+                     work.item.first - work.begin) {}
     // Clamped: sequences may overlap, as the host cannot check cu_seqlens.
     __device__ __forceinline__ int index(int chunk) const {
         const int at = (positions != nullptr ? positions[chunk] : position + chunk * step) - first;
