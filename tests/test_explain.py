@@ -215,6 +215,17 @@ def test_the_backward_with_a_gate_for_every_channel_is_explained() -> None:
     assert names[-4:] == ["gdn/kda_backward_prepare", *chains, "gdn/kda_backward_gradients"]
 
 
+def test_segments_are_explained() -> None:
+    rows = torch.empty(1, 32768, 4, 128, dtype=torch.bfloat16, device="meta")
+    given = rows, rows, rows, torch.empty(1, 32768, 4, device="meta"), torch.empty(1, 32768, 4, 128, device="meta")
+    split = explained(gdn_cuda.chunked_forward, *given, device="h200")
+    assert [kernel for kernel, _ in launches(split)][1:] == ["gdn/kda_own", "gdn/kda_fold", "gdn/kda_own"]
+    assert "9 segments of a sequence of 512 chunks in a window, at most 57 chunks each" in str(split)
+    whole = explained(gdn_cuda.chunked_forward, *given, device="h200", deterministic=True)
+    assert [kernel for kernel, _ in launches(whole)][1:] == ["gdn/kda_own"]
+    assert "sequences are not split into segments" in str(whole)
+
+
 def test_a_call_that_cannot_be_explained_is_refused_in_a_sentence() -> None:
     x = torch.rand(2, 8)
     for wrong, expected in (

@@ -517,7 +517,7 @@ def chunked_forward(
     split into segments if unsplit heads would leave multiprocessors idle. The split depends on the batch and on its gates, so
     the result does too, within its rounding, if decay is so slow that states carry over between segments. With
     `deterministic=True` the split of a sequence depends on its length alone, and its bits do not depend on what it is batched
-    or packed with; what that costs depends on the batch (docs/numerics.md). With a gate for every channel no sequence is split.
+    or packed with; what that costs depends on the batch (docs/numerics.md). With a gate for every channel it splits none.
 
     Edge cases:
         A gate of −∞ is an exact reset (docs/numerics.md); of a channel, for its column of the state.

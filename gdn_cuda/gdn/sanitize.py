@@ -314,8 +314,22 @@ def kda() -> None:
         slots = torch.tensor([2, -1, 9, 0], device="cuda")
         gdn_cuda.chunked_forward(*rows, draw(3, 2, dv, dk).to(io), packed_at, state_indices=slots)
         gdn_cuda.chunked_summary(*rows[1:], packed_at)
-    many = {name: draw(1, 1000, 64, 128, dtype=torch.bfloat16) for name in ("query", "key", "value")}  # more than one window
-    gdn_cuda.chunked_forward(**many, beta=draw(1, 1000, 64).sigmoid(), gate=-draw(1, 1000, 64, 128).abs(), use_qk_l2norm=True)
+    # more items than multiprocessors
+    many = {name: draw(1000, 64, 128, dtype=torch.bfloat16) for name in ("query", "key", "value")}
+    many |= {"beta": draw(1000, 64).sigmoid(), "gate": -draw(1000, 64, 128).abs()}
+    for cu_seqlens in ([0, 0, 70, 71, 400, 1000], [0, 1000, 0, 900, 1000, 1000]):
+        gdn_cuda.chunked_forward(**many, cu_seqlens=torch.tensor(cu_seqlens, device="cuda"), use_qk_l2norm=True)
+
+
+@sanitizes("kda_fold", variables={"GDN_KDA_SEGMENTS": "3"})
+def kda_segments() -> None:
+    """As `kda`, in segments, of states that are not finite too."""
+    kda()
+    x = {name: draw(1, 500, 2, 128, dtype=torch.bfloat16) for name in ("query", "key", "value")}
+    x["value"][0, 3] = torch.inf
+    gate = -draw(1, 500, 2, 128).abs()
+    gate[0, 200] = -torch.inf
+    gdn_cuda.chunked_forward(**x, beta=draw(1, 500, 2).sigmoid(), gate=gate, use_qk_l2norm=True)
 
 
 @sanitizes("kda_mma", variables={"GDN_PREFILL": "mma"})

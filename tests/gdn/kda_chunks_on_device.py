@@ -18,7 +18,7 @@ import gdn_cuda
 BF16, FP16 = torch.bfloat16, torch.float16
 BOUND = {BF16: 5e-3, FP16: 1.25e-3}  # of outputs and states
 KERNELS = ("gdn/kda_prepare", "gdn/kda_own")
-MOVES = ("gdn/move_states",)
+OTHERS = ("gdn/kda_fold", "gdn/move_states")  # where there are segments, and states that are not in the call's tensors
 # Rounding a matrix once is 1.7e-3; Z and P' come of rounded ones.
 PARTS = {"key_in": 2.5e-3, "query_in": 2.5e-3, "decay": 1e-5, "update": 5e-3, "scores": 1e-2}  # the last of few products
 
@@ -67,7 +67,7 @@ def launch(
     value, heads = x["value"], x["gate"].shape[-2]
     out = torch.full((*value.shape[:-2], heads, value.shape[-1]), torch.nan, dtype=value.dtype)
     given = there(device, {**x, "use_qk_l2norm": norm, "out": out, **options})
-    kernels = (*KERNELS, *(["gdn/kda_order"] if "cu_seqlens" in x else []), *MOVES)
+    kernels = (*KERNELS, *(["gdn/kda_order"] if "cu_seqlens" in x else []), *OTHERS)
     with device.only(*kernels, multiprocessors=multiprocessors):
         found = gdn_cuda.chunked_forward(**given)
     names = ("out", "state", "checkpoints")

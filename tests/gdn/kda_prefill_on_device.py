@@ -12,7 +12,7 @@ import torch
 from devices import Device
 from helpers import rel_rms
 from kda_cases import decays, literal
-from kda_chunks_on_device import BF16, BOUND, KERNELS, inputs, launch, there
+from kda_chunks_on_device import BF16, BOUND, KERNELS, OTHERS, inputs, launch, there
 from torch import Tensor
 
 import gdn_cuda
@@ -95,19 +95,66 @@ def test_a_head_has_the_same_bits_beside_many(device: Device) -> None:
     """With GDN_KDA_WINDOW, many heads have as many windows as one."""
     heads = device.size(2, 64)
     x = inputs(device.size(70, 1000), "init", Hk=heads, Hv=heads)
-    found = launch(device, x, norm=True)
+    found = launch(device, x, norm=True, deterministic=True)
     one = {name: t[:, -1:] if name == "state" else t[:, :, -1:] for name, t in x.items()}
-    alone = launch(device, one, norm=True)
+    alone = launch(device, one, norm=True, deterministic=True)
     assert torch.equal(alone["out"], found["out"][:, :, -1:]) and torch.equal(alone["state"], found["state"][:, -1:])
-    again = launch(device, x, norm=True)
+    again = launch(device, x, norm=True, deterministic=True)
     assert torch.equal(again["out"], found["out"]) and torch.equal(again["state"], found["state"])
 
 
-def test_invalid_offsets_write_nothing_else(device: Device) -> None:
+@pytest.mark.parametrize("multiprocessors", [132, 1])
+def test_invalid_offsets_write_nothing_else(device: Device, multiprocessors: int) -> None:
     for offsets in ([0, 100, 50, 120], [3, 2, 1, 0], [-5, 60, 400, 90], [0, 120, 0, 120]):
         x = packed([40, 40, 40]) | {"cu_seqlens": torch.tensor(offsets)}
-        launch(device, x, norm=True)
+        launch(device, x, norm=True, multiprocessors=multiprocessors)
         device.synchronize()
+
+
+# ---- Blocks that take one item after another: on a GPU because there are many, in the emulator as it has few multiprocessors
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.int8)
+
+
+def test_sequences_have_the_bits_of_each_alone(device: Device, window: str) -> None:
+    """Sequences of no tokens, of one chunk and of several, with and without a tail; with residuals; with chunks that go token
+    by token, first or last; with values that are NaN, which must not reach the sequence that a block takes next."""
+    lengths, heads = [1, 128, 0, 130, 64, 70, 65, 100, 0, 3], device.size(1, 48)
+    x = packed(lengths, more=5, gates="init", beta=2.0, Hk=heads, Hv=heads)
+    at = sequences_of(x)
+    for sequence, reset, infinite in ((1, 90, 70), (5, 10, 5)):
+        x["gate"][at[sequence].start + reset] = -torch.inf
+        x["value"][at[sequence].start + infinite] = torch.inf
+    x["value"][at[6]] = torch.nan
+    x["gate"][at[7]], x["key"][at[7]] = -0.001, x["key"][at[7].start].clone()
+    found = launch(device, x, norm=True, multiprocessors=1, checkpoint_every=64, deterministic=True)
+    again = launch(device, x, norm=True, multiprocessors=3, checkpoint_every=64, deterministic=True)
+    assert all(torch.equal(bits(again[name]), bits(t)) for name, t in found.items())
+    rows = 0
+    for n, where in enumerate(at):
+        if where.start == where.stop:
+            assert torch.equal(found["state"][n], x["state"][n])
+            continue
+        one = {name: t[where] for name, t in x.items() if name not in ("state", "cu_seqlens")}
+        one |= {"state": x["state"][n : n + 1], "cu_seqlens": torch.tensor([0, lengths[n]])}
+        alone = launch(device, one, norm=True, checkpoint_every=64, deterministic=True)
+        count = lengths[n] // 64
+        assert torch.equal(bits(alone["out"]), bits(found["out"][where])), n
+        assert torch.equal(bits(alone["state"][0]), bits(found["state"][n])), n
+        assert torch.equal(bits(alone["checkpoints"][:count]), bits(found["checkpoints"][rows : rows + count])), n
+        assert bool(alone["out"].isnan().any()) == (n in (1, 5, 6))
+        rows += count
+    assert not found["out"][at[-1].stop :].any()
+
+
+def test_a_padded_batch_has_the_bits_of_each_alone(device: Device) -> None:
+    x = inputs(device.size(100, 300), "bounded", B=device.size(2, 8), Hk=1, Hv=device.size(1, 40), dv=128)
+    found = launch(device, x, norm=True, multiprocessors=3, deterministic=True)
+    for n in range(x["value"].shape[0]):
+        alone = launch(device, {name: t[n : n + 1] for name, t in x.items()}, norm=True, deterministic=True)
+        assert torch.equal(alone["out"][0], found["out"][n]) and torch.equal(alone["state"][0], found["state"][n])
 
 
 # ---- Pools
@@ -121,7 +168,7 @@ def test_a_pool(device: Device, window: str, dtype: torch.dtype) -> None:
     kept, slots = pool.cpu().clone(), torch.tensor([5, 2, -1, 0], dtype=torch.int32)
     out = torch.full_like(x["value"], torch.nan).to(device.name)
     given = there(device, x | {"state_indices": slots}) | {"state": pool}
-    with device.only(*KERNELS, "gdn/kda_order", "gdn/move_states"):
+    with device.only(*KERNELS, "gdn/kda_order", *OTHERS):
         gdn_cuda.chunked_forward(**given, use_qk_l2norm=True, out=out)
     after, out = pool.cpu(), out.cpu()
     start = kept[slots.clamp(min=0).long()].float()
@@ -151,7 +198,7 @@ def test_write_indices_and_first_states(device: Device, window: str) -> None:
     has_state = torch.tensor([True, False, True, True, False])
     given = there(device, x | {"state": pool.clone(), "state_indices": read, "write_indices": write})
     given["has_initial_state"] = has_state.to(device.name)
-    with device.only(*KERNELS, "gdn/kda_order", "gdn/move_states"):
+    with device.only(*KERNELS, "gdn/kda_order", *OTHERS):
         out, after = gdn_cuda.chunked_forward(**given, use_qk_l2norm=True)
     start = torch.where(has_state[:, None, None, None], pool[read.clamp(min=0)], 0)
     output, states = states_of(x, start)

@@ -87,12 +87,12 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
         case PrefillKernel::mma:
             return PrefillMma::run(problem, args, target);
         case PrefillKernel::channels: {
-            const int window = kda_window(prepared);
-            const KdaWorkspaceSize size = kda_workspace(prepared, window);
+            const KdaSplit split = kda_split(prepared, deterministic, target);
+            const KdaWorkspaceSize size = kda_workspace(prepared, split);
             // Whole tiles, as above.
             const i64 tiles = ceil_div(size.bytes(), i64{sizeof(SwizzledTile)});
             workspace = torch::stable::new_empty(like, {tiles * i64{sizeof(SwizzledTile) / sizeof(float)}}, ScalarType::Float);
-            return run_kda_chunks(prepared, tensors, size.at(memory_of(*workspace)), window, target);
+            return run_kda_chunks(prepared, tensors, size.at(memory_of(*workspace)), split, target);
         }
         case PrefillKernel::channels_mma:
             return KdaMma::run(problem, args, target);

@@ -8,6 +8,7 @@
 #include "../../operators/operator.hpp"
 #include "by_chunk.hpp"
 #include "chunk_inputs.hpp"
+#include "kda_segments.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {
@@ -16,28 +17,75 @@ bool carries_in_final_states(const Prepared& prepared) {
     return prepared.args.last.data != nullptr && prepared.state_type == DType::f32;
 }
 
-}  // namespace
-
-int kda_window(const Prepared& prepared) {
+int window_of(const Prepared& prepared) {
     const int64_t positions = kda_positions(prepared.sequences);
     if (const int wanted = kKdaWindowVariable.value(); wanted > 0)
         return static_cast<int>(std::min<int64_t>(wanted, positions));
     return kda_window(positions, prepared.args.heads);
 }
 
-KdaWorkspaceSize kda_workspace(const Prepared& prepared, int window) {
+// Chunks that a sequence has in a window, on average, which is the most where they are padded.
+int64_t chunks_in_window(const Prepared& prepared, int window) {
+    return ceil_div(int64_t{window}, std::max<int64_t>(prepared.sequences.count, 1));
+}
+
+KdaSegments segments_of(const Prepared& prepared, const KdaSplit& split) {
+    if (split.segment == 0) return {};
     const Sequences& sequences = prepared.sequences;
+    const int64_t per_sequence = ceil_div(chunks_in_window(prepared, split.window), int64_t{split.segment}),
+                  slots = sequences.packed() ? sequences.tokens / (int64_t{kChunk} * split.segment) + sequences.count
+                                             : sequences.count * per_sequence;
+    return {.chunks = split.segment,
+            .per_sequence = static_cast<int>(per_sequence),
+            .slots = static_cast<int>(slots),
+            .states = nullptr,
+            .follow = false};
+}
+
+// A window's chunks.
+void run_owners(KdaOwnArgs& own, DType io, const Target& target) {
+    KdaSegments& segments = own.segments;
+    segments.follow = false;
+    KdaOwn::run(io, own, target);
+    if (own.window.count <= segments.chunks || segments.chunks == 0) return;
+    if (own.window.count > 2 * segments.chunks) KdaFold::run(own, target);
+    segments.follow = true;
+    KdaOwn::run(io, own, target);
+}
+
+}  // namespace
+
+KdaSplit kda_split(const Prepared& prepared, bool deterministic, const Target& target) {
+    const int window = window_of(prepared);
+    if (deterministic || prepared.sequences.count == 0) return {window, 0};
+    const GdnCall& call = prepared.args;
+    const int64_t chunks = chunks_in_window(prepared, window);
+    const int wanted = kKdaSegmentsVariable.value();
+    const int64_t segments = wanted > 0 ? wanted
+                                        : kda_segments({.sequences = prepared.sequences.count,
+                                                        .heads = call.heads,
+                                                        .chunks = chunks,
+                                                        .row_tiles = ceil_div(call.dv, kValueRows),
+                                                        .transition_tiles = ceil_div(call.dk, kValueRows),
+                                                        .multiprocessors = jit::device_traits(target.ordinal).multiprocessors});
+    return {window, segments > 1 ? static_cast<int>(ceil_div(chunks, segments)) : 0};
+}
+
+KdaWorkspaceSize kda_workspace(const Prepared& prepared, const KdaSplit& split) {
+    const Sequences& sequences = prepared.sequences;
+    const GdnCall& call = prepared.args;
     const int64_t positions = kda_positions(sequences);
-    const bool carries = window < positions && !carries_in_final_states(prepared);
-    return {.window = window,
+    const bool carries = split.window < positions && !carries_in_final_states(prepared);
+    return {.window = split.window,
             .positions = sequences.packed() ? positions : 0,
             .carried = carries ? sequences.count * sequences.state_numel() : 0,
-            .heads = prepared.args.heads};
+            .segments = int64_t{segments_of(prepared, split).slots} * call.heads * (call.dv + call.dk) * call.dk,
+            .heads = call.heads};
 }
 
 int64_t KdaWorkspaceSize::bytes() const {
     const int64_t records = int64_t{heads} * window;
-    return records * sizeof(KdaRecord) + positions * sizeof(KdaChunkPlace) + 4 * (carried + records + positions);
+    return records * sizeof(KdaRecord) + positions * sizeof(KdaChunkPlace) + 4 * (carried + segments + records + positions + 2);
 }
 
 KdaWorkspace KdaWorkspaceSize::at(void* memory) const {
@@ -46,11 +94,13 @@ KdaWorkspace KdaWorkspaceSize::at(void* memory) const {
     parts.records = static_cast<KdaRecord*>(memory);
     float* const states = reinterpret_cast<float*>(parts.records + records);
     if (carried > 0) parts.carried = states;
-    auto* const places = reinterpret_cast<KdaChunkPlace*>(states + carried);
+    parts.segments = states + carried;
+    auto* const places = reinterpret_cast<KdaChunkPlace*>(parts.segments + segments);
     if (positions > 0) parts.places = places;
     int* const words = reinterpret_cast<int*>(places + positions);
     if (positions > 0) parts.positions = words;
     parts.flags = reinterpret_cast<unsigned*>(words + positions);
+    parts.taken = parts.flags + records;
     return parts;
 }
 
@@ -64,12 +114,12 @@ bool fits_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors) {
            kda_positions(sequences) <= std::numeric_limits<int>::max() / kChunk;
 }
 
-void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, const KdaWorkspace& workspace, int window,
-                    const Target& target, const KdaLaunches& launches) {
+void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, const KdaWorkspace& workspace,
+                    const KdaSplit& split, const Target& target, const KdaLaunches& launches) {
     const GdnCall& call = prepared.args;
     const Sequences& sequences = prepared.sequences;
     if (call.sequences == 0 || call.heads == 0 || call.dv == 0) return;
-    const int64_t positions = kda_positions(sequences);
+    const int64_t positions = kda_positions(sequences), window = split.window;
     const auto map = [&](const jit::TiledTensor& tensor) {
         return jit::tile_map(tensor, sequences.io, kChunk, target.ordinal);
     };
@@ -87,7 +137,8 @@ void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, con
                            .key = map(tensors.key),
                            .call = {call, {.positions = workspace.positions, .places = workspace.places}},
                            .records = workspace.records,
-                           .flags = workspace.flags};
+                           .flags = workspace.flags,
+                           .taken = workspace.taken};
     KdaOwnArgs own{.chunked = {.value = map(tensors.value),
                                .output = map(tensors.output),
                                .call = call,
@@ -96,18 +147,31 @@ void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, con
                                .takes = LaunchTakes::every_call,
                                .step_interval = call.steps.data != nullptr ? Divisor(call.step_interval) : Divisor()},
                    .window = prepare.call.window,
+                   .segments = segments_of(prepared, split),
                    .records = workspace.records,
                    .flags = workspace.flags,
                    .carried = workspace.carried,
+                   .taken = workspace.taken,
                    .row_tiles = static_cast<int>(ceil_div(call.dv, kValueRows))};
+    own.segments.states = workspace.segments;
     for (int64_t first = 0; first < positions; first += window) {
         prepare.call.window.first = own.window.first = static_cast<int>(first);
         prepare.per_head = prepare.call.window.count = own.window.count =
             static_cast<int>(std::min<int64_t>(window, positions - first));
-        if (launches.prepares) KdaPrepare::run(sequences.io, prepare, target);
-        if (launches.owns) KdaOwn::run(sequences.io, own, target);
+        own.window.is_last = first + window >= positions;
+        if (launches.prepares)
+            KdaPrepare::run(sequences.io, prepare, target);
+        else
+            jit::clear_words(workspace.taken, 2, target.ordinal, target.stream);
+        if (launches.owns) run_owners(own, sequences.io, target);
         if (explaining()) [[unlikely]] {
-            remark(fmt::format("{} windows of chunks, each in these two launches", ceil_div(positions, int64_t{window})));
+            remark(fmt::format("{} windows of chunks, each in these launches", ceil_div(positions, window)));
+            const KdaSegments& segments = own.segments;
+            remark(segments.chunks == 0
+                       ? std::string("sequences are not split into segments")
+                       : fmt::format("{} segments of a sequence of {} chunks in a window{}, at most {} chunks each",
+                                     segments.per_sequence, chunks_in_window(prepared, split.window),
+                                     sequences.packed() ? ", which is the mean" : "", segments.chunks));
             break;
         }
     }
@@ -156,14 +220,14 @@ void run_chunks(const KdaChunks& x) {
                 shape_text(View(x.query)));
     const DeviceScope scope(prepared.sequences.query.device_index);
     const Target target = target_of(x.name, prepared.sequences.query);
-    const auto window = static_cast<int>(kda_positions(prepared.sequences));
-    KdaWorkspaceSize tables = kda_workspace(prepared, window);
+    const KdaSplit whole{static_cast<int>(kda_positions(prepared.sequences)), 0};
+    KdaWorkspaceSize tables = kda_workspace(prepared, whole);
     tables.window = 0;
     const Tensor memory = torch::stable::new_empty(x.out, {ceil_div(tables.bytes(), int64_t{4})}, ScalarType::Float);
     KdaWorkspace workspace = tables.at(memory_of(memory));
     workspace.records = static_cast<KdaRecord*>(View(x.records).data);
     workspace.flags = static_cast<unsigned*>(View(x.flags).data);
-    run_kda_chunks(prepared, tensors, workspace, window, target, {x.prepares, x.owns});
+    run_kda_chunks(prepared, tensors, workspace, whole, target, {x.prepares, x.owns});
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../chunked/launch.hpp"
+#include "kda_fold.hpp"
 #include "kda_order.hpp"
 #include "kda_own.hpp"
 #include "kda_prepare.hpp"
@@ -14,8 +15,13 @@ namespace gdn_cuda::gdn {
 inline int64_t kda_positions(const Sequences& sequences) {
     return sequences.packed() ? sequences.tokens / kChunk + sequences.count : sequences.count * chunks_in(sequences.tokens);
 }
-// Positions of a window: GDN_KDA_WINDOW, or as many as memory is to hold records of.
-int kda_window(const Prepared& prepared);
+// How a call is split: positions of a window (GDN_KDA_WINDOW, or as many as memory is to hold records of), and chunks of a
+// segment at most (GDN_KDA_SEGMENTS, or by kda_segments.hpp), 0: sequences are not split.
+struct KdaSplit {
+    int window, segment;
+};
+// deterministic: no segments, as their number depends on the batch.
+KdaSplit kda_split(const Prepared& prepared, bool deterministic, const Target& target);
 
 // In global memory. Records and flags are (head, position in the window).
 struct KdaWorkspace {
@@ -24,15 +30,17 @@ struct KdaWorkspace {
     int* positions;         // where sequences are packed, a chunk's position
     KdaChunkPlace* places;  // zeros before
     float* carried;         // where final states are not fp32
+    float* segments;        // KdaSegments::states
+    unsigned* taken;        // two words: items that blocks of gdn/kda_own have taken
 };
 struct KdaWorkspaceSize {
-    int64_t window = 0, positions = 0, carried = 0;  // carried: states' elements
+    int64_t window = 0, positions = 0, carried = 0, segments = 0;  // carried, segments: elements
     int heads = 0;
 
     int64_t bytes() const;
     KdaWorkspace at(void* memory) const;
 };
-KdaWorkspaceSize kda_workspace(const Prepared& prepared, int window);
+KdaWorkspaceSize kda_workspace(const Prepared& prepared, const KdaSplit& split);
 
 // Whether the kernels take the call: rows that TMA tiles and that start on 16 bytes, dk up to 128, and gates of contiguous
 // channels.
@@ -41,7 +49,7 @@ bool fits_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors);
 struct KdaLaunches {
     bool prepares = true, owns = true;
 };
-void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, const KdaWorkspace& workspace, int window,
-                    const Target& target, const KdaLaunches& launches = {});
+void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, const KdaWorkspace& workspace,
+                    const KdaSplit& split, const Target& target, const KdaLaunches& launches = {});
 
 }  // namespace gdn_cuda::gdn

@@ -21,13 +21,24 @@ struct KdaOwn {
 
     static void run(DType io, const Args& args, const Target& target) {
         const GdnCall& call = args.chunked.call;
-        const i64 blocks = std::min<i64>(call.sequences, args.window.count) * call.heads * args.row_tiles;
-        if (blocks == 0) return;
-        launch<KdaOwn>({.io = io}, args, {blocks, 1, 1}, target,
-                       [&](const auto&) { return fmt::format("{} blocks of {} value rows", blocks, kValueRows); });
+        const KdaSegments& segments = args.segments;
+        const i64 heads =
+                      (segments.chunks > 0 ? segments.slots : std::min(call.sequences, args.window.count)) * i64{call.heads},
+                  of_transitions = segments.chunks > 0 && !segments.follow ? ceil_div(i64{call.dk}, i64{kValueRows}) : 0;
+        Args given = args;
+        given.items = static_cast<int>(heads * (args.row_tiles + of_transitions));
+        if (given.items == 0) return;
+        const int blocks = std::min(given.items, jit::device_traits(target.ordinal).multiprocessors);
+        launch<KdaOwn>({.io = io}, given, {blocks, 1, 1}, target, [&](const auto&) {
+            return fmt::format("{} items of {} rows, which {} blocks take{}", given.items, kValueRows, blocks, part(segments));
+        });
     }
 
   private:
+    static const char* part(const KdaSegments& segments) {
+        if (segments.chunks == 0) return "";
+        return segments.follow ? ", segments after the first" : ", the first segment and what the others do to a state";
+    }
     template <KdaOwnConfig kConfig>
     using Plan = KdaOwnerPlan<kConfig.block()>;
 };

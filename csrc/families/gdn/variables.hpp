@@ -36,5 +36,10 @@ inline const jit::Setting kKdaWindowVariable({"GDN_KDA_WINDOW", "auto",
                                               "channel of the key has a gate: auto, or a number"},
                                              "auto, or a number from 1 to 1048576",
                                              [](const std::string& text) { return jit::auto_or_number(text, kMostKdaWindow); });
+inline const jit::Setting kKdaSegmentsVariable(
+    {"GDN_KDA_SEGMENTS", "auto",
+     "into how many segments chunked_forward splits a sequence of average length, where every channel of the key has a gate: "
+     "auto, or 1 to 256"},
+    "auto, or a number from 1 to 256", [](const std::string& text) { return jit::auto_or_number(text, 256); });
 
 }  // namespace gdn_cuda::gdn

@@ -1,6 +1,7 @@
-// The windows of chunks in which Kimi Delta Attention runs.
+// The windows of chunks in which Kimi Delta Attention runs, and the segments of sequences there.
 #include <gtest/gtest.h>
 
+#include "families/gdn/kda_segments.hpp"
 #include "families/gdn/kda_window.hpp"
 
 namespace gdn_cuda::gdn {
@@ -18,9 +19,55 @@ TEST(KdaWindow, BoundsMemory) {
 
 TEST(KdaWindow, IsAllChunksIfTheirRecordsFit) {
     EXPECT_EQ(kda_window(128, 64), 128);
-    EXPECT_EQ(kda_window(129, 64), 128);
-    EXPECT_EQ(kda_window(512, 16), 512);
+    EXPECT_EQ(kda_window(160, 64), 160);
+    EXPECT_EQ(kda_window(640, 16), 640);
     EXPECT_EQ(kda_window(1000, 10000), 1);
+}
+
+TEST(KdaWindow, IsAsLongAsTheOthersOfACall) {
+    EXPECT_EQ(kda_window(161, 64), 81);
+    EXPECT_EQ(kda_window(512, 64), 128);
+    EXPECT_EQ(kda_window(300, 96), 100);
+}
+
+i64 segments(i64 sequences, i64 heads, i64 tokens) {
+    return kda_segments({.sequences = sequences,
+                         .heads = heads,
+                         .chunks = tokens / 64,
+                         .row_tiles = 2,
+                         .transition_tiles = 2,
+                         .multiprocessors = 132});
+}
+
+TEST(KdaSegments, SplitLongSequencesOfFewHeads) {
+    EXPECT_EQ(segments(1, 4, 32768), 9);
+    EXPECT_EQ(segments(1, 4, 8192), 8);
+    EXPECT_EQ(segments(2, 4, 32768), segments(1, 8, 32768));
+    EXPECT_GE(segments(1, 8, 32768), 5);
+    EXPECT_GE(segments(1, 16, 32768), 3);
+}
+
+TEST(KdaSegments, AreNoneWhereTheyCostMoreThanTheySave) {
+    EXPECT_EQ(segments(1, 32, 32768), 1);
+    EXPECT_EQ(segments(8, 4, 32768), 1);
+    EXPECT_EQ(segments(1, 64, 131072), 1);
+    EXPECT_EQ(segments(1, 1, 2048), 1);
+    EXPECT_EQ(segments(1, 1, 64), 1);
+    EXPECT_EQ(segments(0, 0, 0), 1);
+}
+
+TEST(KdaSegments, SaveWhatTheModelAsksFor) {
+    for (const i64 heads : {1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64})
+        for (const i64 chunks : {1, 2, 16, 64, 128, 500, 2048, 8192})
+            for (const i64 multiprocessors : {1, 78, 132}) {
+                const KdaSegmentsProblem problem{1, heads, chunks, 2, 2, multiprocessors};
+                const KdaSegmentsModel time{problem};
+                const i64 found = kda_segments(problem);
+                EXPECT_TRUE(1 <= found && found <= std::min(chunks, kMostKdaSegments));
+                if (found > 1) {
+                    EXPECT_LT(time(found), 0.95 * time(1));
+                }
+            }
 }
 
 }  // namespace

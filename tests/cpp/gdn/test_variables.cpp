@@ -26,5 +26,15 @@ TEST(GdnVariables, TheWindowOfKimiDeltaAttention) {
     EXPECT_CONTAINS(window("0"), "GDN_KDA_WINDOW: expected auto, or a number from 1 to 1048576, got \"0\"");
 }
 
+TEST(GdnVariables, TheSegmentsOfKimiDeltaAttention) {
+    const auto segments = [](const char* text) {
+        return in_child({{"GDN_KDA_SEGMENTS", text}}, [] { return std::to_string(gdn::kKdaSegmentsVariable.value()); }).value;
+    };
+    EXPECT_EQ(segments("auto"), "0");
+    EXPECT_EQ(segments("1"), "1");
+    EXPECT_EQ(segments("256"), "256");
+    EXPECT_CONTAINS(segments("257"), "GDN_KDA_SEGMENTS: expected auto, or a number from 1 to 256, got \"257\"");
+}
+
 }  // namespace
 }  // namespace gdn_cuda::test

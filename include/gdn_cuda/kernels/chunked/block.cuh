@@ -161,7 +161,7 @@ struct ChunkedBlock {
     }
     __device__ __forceinline__ void finish_without_chunks() {
         fill_uncomputed_outputs();
-        if (place == Place::run && chunks == 0) copy_state();
+        if (place == Place::run && chunks == 0) copy_state(static_cast<int>(threadIdx.x), kConfig.threads());
     }
     __device__ __forceinline__ bool resumes() const { return split == Split::chained && segment > 0; }
     // Later segments wait for M and L of this one; not of the first, whose state is ready sooner than a summary would be.
@@ -185,7 +185,7 @@ struct ChunkedBlock {
     }
 
     // Copies these rows of the state of an empty sequence, or writes zeros without an initial state.
-    __device__ __forceinline__ void copy_state() {
+    __device__ __forceinline__ void copy_state(int thread, int threads) {
         char* to = static_cast<char*>(call.last.data);
         if (to == nullptr || to == call.initial.data) return;
         const int bytes = bytes_of(args.state), rows = min(kRows, call.dv - first_row);
@@ -195,7 +195,7 @@ struct ChunkedBlock {
         const auto* from = static_cast<const char*>(call.initial.data);
         if (from != nullptr) from += (slot * call.initial.slot + before) * bytes;
         to += (slot * call.last.slot + before) * bytes;
-        for (int at = 16 * static_cast<int>(threadIdx.x); at < rows * call.dk * bytes; at += 16 * kConfig.threads())
+        for (int at = 16 * thread; at < rows * call.dk * bytes; at += 16 * threads)
             *reinterpret_cast<uint4*>(to + at) = from == nullptr ? uint4{} : *reinterpret_cast<const uint4*>(from + at);
     }
 

@@ -1,7 +1,7 @@
 // gdn/kda_order: the order in which windows take the chunks of packed sequences (kda/window.cuh).
 //
 // A thread takes a chunk, and counts those before it: of each sequence as many as rounds before its own, and one of each
-// sequence before its own that has a chunk in this round.
+// longer sequence, which has a chunk in this round too.
 //
 // Bound: the launch, for some hundred sequences; it takes the product of chunks and sequences.
 #pragma once
@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kConfig.threads()) kda_order(const __grid_cons
               sequence = sequence_of_entry(args, at);
     const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
     const int chunk = at - first_kda_chunk(span.start, sequence);
+    const int in_sequence = kda_chunks_in(span);
     i64 before = 0;  // overlapping sequences have many chunks
 #pragma unroll 1
     for (int first = 0; first < args.sequences; first += kThreads) {
@@ -41,9 +42,10 @@ __global__ void __launch_bounds__(kConfig.threads()) kda_order(const __grid_cons
         __syncthreads();
         const int count = min(kThreads, args.sequences - first);
 #pragma unroll 4
-        for (int i = 0; i < count; ++i) before += min(chunks[i], chunk) + (first + i < sequence && chunks[i] > chunk);
+        for (int i = 0; i < count; ++i)
+            before += min(chunks[i], chunk) + (chunks[i] + (first + i < sequence) > in_sequence);  // of equal ones, the first
     }
-    if (chunk < 0 || chunk >= kda_chunks_in(span) || at >= args.count || before >= args.count) return;
+    if (chunk < 0 || chunk >= in_sequence || at >= args.count || before >= args.count) return;
     args.positions[at] = static_cast<int>(before);
     args.places[before] = {sequence + 1, chunk};
 }

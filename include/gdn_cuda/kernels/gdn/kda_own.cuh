@@ -1,21 +1,25 @@
 // gdn/kda_own: Kimi Delta Attention from the prepared records (kda/record.cuh) of a window of chunks: blocks that own 64 rows
-// of a sequence and head's state take it from chunk to chunk, and compute the outputs.
+// of a sequence and head's state take it from chunk to chunk, and compute the outputs; then they take other rows. A block has a
+// multiprocessor to itself.
 //
-//     records -> stages (3)      loads and stores | outputs | chain S -> X -> S
+//     records -> stages (3)      loads and stores | outputs | plans items | chain S -> X -> S
+//
+// The pipeline of chunks goes on from item to item: roles wait for one another by chunk, and for the plan of an item.
 //
 // Every matrix of a record is a right operand as it is; S and X are left operands in registers. Where entries of T cancel, Z
 // and P' have rounding residuals, which take the place of K_in and Q_in once these have been multiplied.
 //
 // Bound: the chain's own instructions, 480 a chunk by one warp of a scheduler; it waits for neither of its products (ncu). On
 // an H200 a chunk takes 1.2 to 1.5 us (benchmarks/kda_launches.py, 9415cb52), with 128 blocks as long as memory takes for
-// records.
+// records. A block of one item had some 8 us beside its chunks; between items of one block only the chain's exchange of states
+// is left of them (not timed yet).
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/block.cuh>
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/gdn/kda/chain.cuh>
 #include <gdn_cuda/kernels/gdn/kda/loads.cuh>
 #include <gdn_cuda/kernels/gdn/kda/outputs.cuh>
+#include <gdn_cuda/kernels/gdn/kda/own_planner.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -29,28 +33,22 @@ __device__ __forceinline__ void set_barriers(KdaOwnerPlan<kConfig>& shared) {
          {&shared.state_full, &shared.state_empty, &shared.products_queued, &shared.values_full, &shared.values_empty})
         barrier(*word).init(4);
     barrier(shared.tiles_read).init(2 * 4);  // warps of the chain and of the outputs
-    for (auto* word : {&shared.residual_full, &shared.tail_full}) barrier(*word).init(1);
+    for (auto* word : {&shared.residual_full, &shared.tail_full, &shared.next_wanted}) barrier(*word).init(1);
+    for (auto& word : shared.work_full) barrier(word).init(1);
+    for (auto& word : shared.work_empty) barrier(word).init(3 * 4);  // warps that load, of the outputs and of the chain
     cutlass::arch::fence_barrier_init();
 }
 
-// Whether a chunk of the window is the first of its sequence there.
-__device__ __forceinline__ bool starts_in_window(const KdaOwnArgs& args, int in_window, int& sequence, int& chunk) {
-    const GdnCall& call = args.chunked.call;
-    if (!find_kda_place(call, args.window, in_window, sequence, chunk)) return false;
-    return chunk == 0 || kda_position(call, args.window, sequence, span_of(call.cu_seqlens, sequence, call.tokens), chunk - 1) <
-                             args.window.first;
-}
-// Where the sequence's chunks in the window end, which begin with `first`. By whole warps.
-template <ChunkedConfig kConfig>
-__device__ __forceinline__ int end_in_window(const KdaOwnArgs& args, const ChunkedBlock<kConfig>& block, int first) {
-    const int past = args.window.first + args.window.count, lane = static_cast<int>(threadIdx.x) % 32;
-    for (int end = first;;) {
-        const int chunk = end + lane;
-        const bool is_inside =
-            chunk < block.chunks && kda_position(block.call, args.window, block.sequence, block.span, chunk) < past;
-        const int count = __popc(__ballot_sync(0xffffffffu, is_inside));
-        end += count;
-        if (count < 32) return end;
+// A role's items, one after another. `run` takes what it returned before, at first 0.
+template <ChunkedConfig kConfig, class Run>
+__device__ __forceinline__ void for_each_item(KdaOwnerPlan<kConfig>& shared, Run&& run) {
+    unsigned residual_parity = 0;
+#pragma unroll 1
+    for (int index = 0;; ++index) {
+        const KdaOwnWork& work = wait_for_work(shared, index);
+        if (work.is_none()) break;
+        residual_parity = run(work, residual_parity);
+        release_work(shared, index);
     }
 }
 
@@ -61,43 +59,31 @@ __global__ void __launch_bounds__(kOwnConfig.threads(), 1) kda_own(const __grid_
     static_assert(sizeof(Plan) <= 227 * 1024);
     extern __shared__ __align__(1024) unsigned char memory[];
     Plan& shared = *reinterpret_cast<Plan*>(memory);
-    wait_on_dependent_grids();
-    // The first chunks of the window have most work: their blocks start first.
-    const GdnCall& call = args.chunked.call;
-    const int head_index = static_cast<int>(blockIdx.x) / args.row_tiles, in_window = head_index / call.heads;
-    int sequence, first;
-    if (!starts_in_window(args, in_window, sequence, first)) return;
-    ChunkedBlock<kConfig> block(args.chunked, 0, sequence, 0, head_index - in_window * call.heads,
-                                static_cast<int>(blockIdx.x) - head_index * args.row_tiles);
-    if (first == 0) block.finish_without_chunks();
-    if (block.place != Place::run || block.chunks == 0) return;
-    const int last = end_in_window(args, block, first);
-    if (first >= last) return;  // sequences overlap
     if (threadIdx.x == 0) {
-        block.plan_outputs(shared.work, first, last);
         shared.by_tokens = false;
         set_barriers(shared);
     }
     __syncthreads();
+    wait_on_dependent_grids();
     // setmaxnreg: 512 registers a lane of four warpgroups.
-    constexpr int kLoading = 40, kIdle = 24, kOutputs = 200, kChain = 232;
+    constexpr int kLoading = 40, kPlanning = 48, kOutputs = 192, kChain = 232;
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
     if (group == 0) {
         cutlass::arch::warpgroup_reg_dealloc<kLoading>();
-        const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-        KdaLoader<kConfig>{shared, args.chunked, KdaRecords(args, block.sequence, block.head, block.span, first)}.run(warp);
+        KdaLoader<kConfig>{shared, args}.run(__shfl_sync(0xffffffffu, threadIdx.x / 32, 0));
     } else if (group == 1) {
         cutlass::arch::warpgroup_reg_alloc<kOutputs>();
-        KdaOutputs<kConfig>(shared, args.chunked).run();
-    } else if (group == 2) {
-        cutlass::arch::warpgroup_reg_dealloc<kIdle>();
+        for_each_item(shared, [&](const KdaOwnWork& work, unsigned residual_parity) {
+            return KdaOutputs<kConfig>(shared, args.chunked, work, residual_parity).run();
+        });
+    } else if (group == KdaPlanner<kConfig>::kGroup) {
+        cutlass::arch::warpgroup_reg_dealloc<kPlanning>();
+        KdaPlanner<kConfig>{shared, args}.run();
     } else {
         cutlass::arch::warpgroup_reg_alloc<kChain>();
-        float* const carried =
-            args.carried == nullptr
-                ? nullptr
-                : args.carried + (static_cast<i64>(block.sequence) * call.heads + block.head) * call.dv * call.dk;
-        KdaChain<kConfig>(shared, args.chunked, carried).run();
+        for_each_item(shared, [&](const KdaOwnWork& work, unsigned residual_parity) {
+            return KdaChain<kConfig>(shared, args.chunked, work, residual_parity).run();
+        });
     }
 }
 

@@ -316,6 +316,7 @@ template <KdaPrepareConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 2) kda_prepare(const __grid_constant__ KdaPrepareArgs args) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const int head = static_cast<int>(blockIdx.x), record = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y);
+    if (head + record == 0 && threadIdx.x < 2) args.taken[threadIdx.x] = 0;
     KdaChunk chunk;
     if (record < args.per_head && find_kda_chunk(args.call, record, head, chunk)) {
         const i64 at = static_cast<i64>(head) * args.per_head + record;

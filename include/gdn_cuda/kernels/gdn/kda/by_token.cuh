@@ -4,9 +4,8 @@
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/kda/chain_parts.cuh>
+#include <gdn_cuda/kernels/gdn/kda/token_decay.cuh>
 #include <gdn_cuda/kernels/gdn/prefill/by_token.cuh>
-#include <gdn_cuda/kernels/recurrence/channel_decay.cuh>
-#include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -48,16 +47,7 @@ __device__ __forceinline__ void load_kda_token(const Owner& own, KdaToken& to, i
         };
         key = load(call.key);
         query = load(call.query);
-        const float gate =
-            load_float(call.gate.values, scalar_offset(call.gate, batch, token, work.head) + channel * call.channels.channel);
-        with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() {
-            constexpr bool kRaw = kForm == ChannelGate::softplus || kForm == ChannelGate::bounded;
-            const float A_log = kRaw && call.A_log.data != nullptr ? load_float(call.A_log, work.head) : 0.f,
-                        bias = kRaw && call.dt_bias.data != nullptr
-                                   ? load_float(call.dt_bias, work.head * call.channels.bias_head + channel)
-                                   : 0.f;
-            decay = ChannelDecay<kForm>(A_log, call.channels.lower_bound)(gate + bias);
-        });
+        decay = kda_token_decay(call, batch, token, work.head, channel);
     }
     to.decay[channel] = decay;
     to.key[channel] = key;

@@ -13,60 +13,69 @@ namespace gdn_cuda::gdn {
 template <ChunkedConfig kConfig>
 struct KdaChain : KdaOwner<kConfig> {
     using Base = KdaOwner<kConfig>;
-    using Base::kIo, Base::shared, Base::work, Base::state, Base::rounded_state, Base::thread;
+    using Base::kIo, Base::shared, Base::state, Base::rounded_state, Base::thread;
+    const KdaOwnWork& work;
 
-    // carried: the sequence and head's state where a window begins or ends inside the sequence; nullptr: its final state is.
-    __device__ __forceinline__ KdaChain(KdaOwnerPlan<kConfig>& shared, const ChunkedArgs& args, float* carried)
-        : Base(shared, args, shared.work), carried(carried) {}
+    // An item's. residual_parity: the last item's.
+    __device__ __forceinline__ KdaChain(KdaOwnerPlan<kConfig>& shared, const ChunkedArgs& args, const KdaOwnWork& work,
+                                        unsigned residual_parity)
+        : Base(shared, args, work), work(work), residual_parity(residual_parity) {}
 
-    __device__ __forceinline__ void run() {
-        load_state(*this, work.states.begins ? initial_state(*this) : carried_state());
+    // Returns residual_parity.
+    __device__ __forceinline__ unsigned run() {
+        if (work.item.rows == KdaOwnRows::transition)
+            set_identity(state, *this);
+        else
+            load_state(*this, state_before(*this, work));
         warpgroup_fence_operand(state);
-        read_ahead(*this, ahead, 0);
-        round_for_chunk(*this, 0, ahead.flags);
+        read_ahead(*this, ahead, begin);
+        round_for_chunk(*this, begin, ahead.flags);
         hand_over_state(*this);
 #pragma unroll 1
-        for (int chunk = 0, checked = -1;;) {
+        for (int chunk = begin, checked = -1;;) {
             chunk = run_chunks(chunk, checked);
-            if (chunk >= chunks) break;
+            if (chunk == chunks) break;
             checked = chunk;
-            if (products_may_overflow(*this, ahead.values, ahead.flags)) run_by_tokens(chunk++);
+            if (!products_may_overflow(*this, ahead.values, ahead.flags)) continue;
+            run_by_tokens(chunk++);
+            if (chunk == chunks) break;
         }
-        store_state(*this, work.states.ends ? final_state(*this) : carried_state());
+        release_chunk(chunks - 1);
+        if (work.item.stores_state) store_state(*this, state_after(*this, work));
+        return residual_parity;
     }
 
   private:
-    float* const carried;
-    const int chunks = work.tokens.chunks;
+    unsigned residual_parity;
+    // Shuffled, so uniform for the compiler; operands' descriptors would leave the uniform registers otherwise.
+    const int begin = __shfl_sync(0xffffffffu, work.begin, 0), chunks = __shfl_sync(0xffffffffu, work.tokens.chunks, 0);
     KdaReadAhead ahead;
-    unsigned residual_parity = 0;
-    int next_checkpoint = find_checkpoint(0);
+    int next_checkpoint = find_checkpoint(begin);
 
-    __device__ __forceinline__ StatePlace carried_state() const {
-        if (carried != nullptr) return {carried};
-        return place_of_head(*this, static_cast<const float*>(this->args.call.last.data) + work.states.last_slot);
-    }
     // The first chunk from `chunk` on whose state is a checkpoint.
     __device__ __forceinline__ int find_checkpoint(int chunk) const {
         if (this->args.call.steps.data == nullptr) return chunks;
         while (chunk < chunks && !ends_checkpoint(*this, chunk)) ++chunk;
         return chunk;
     }
-    // From a chunk's state to the next chunk's.
-    __device__ __forceinline__ void finish_chunk(int chunk) {
+    __device__ __forceinline__ void release_chunk(int chunk) { this->release(PipelineStage<kConfig.stages>(chunk).index); }
+    __device__ __forceinline__ void store_checkpoint(int chunk) {
         if (chunk == next_checkpoint) [[unlikely]] {
             store_state(*this, checkpoint(*this, chunk));
             next_checkpoint = find_checkpoint(chunk + 1);
         }
-        if (chunk + 1 < chunks) round_for_chunk(*this, chunk + 1, ahead.flags);
-        this->release(PipelineStage<kConfig.stages>(chunk).index);
+    }
+    // From a chunk's state to the next chunk's.
+    __device__ __forceinline__ void go_on(int chunk) {
+        round_for_chunk(*this, chunk + 1, ahead.flags);
+        release_chunk(chunk);
         hand_over_state(*this);
     }
     // Stops before a chunk that resets the state, unless it is `checked`, and returns where it stopped: matrix products may
     // spread NaN over it. With wgmmas in flight at a loop's exit, ptxas would serialise all of them.
     __device__ __forceinline__ int run_chunks(int chunk, int checked) {
 #pragma unroll 1
-        for (; chunk < chunks; ++chunk) {
+        for (;; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
             auto& stage = shared.stages[current.index];
             const unsigned now = ahead.flags;
@@ -86,7 +95,8 @@ struct KdaChain : KdaOwner<kConfig> {
                 arrive_by_warp(*this, shared.tiles_read);
             hand_over_values(*this, x);
             const bool is_empty = barrier(shared.state_empty).try_wait(chunk & 1);  // beside the next wait, which takes as long
-            if (chunk + 1 < chunks) read_ahead(*this, ahead, chunk + 1);
+            const bool goes_on = chunk + 1 < chunks;
+            if (goes_on) read_ahead(*this, ahead, chunk + 1);
             if (!is_empty) barrier(shared.state_empty).wait(chunk & 1);
             wait_for_product(state);
             if (cancels) [[unlikely]] {
@@ -95,7 +105,9 @@ struct KdaChain : KdaOwner<kConfig> {
                 start_product_mn<kIo>(state, x, stage.update_residual());
                 wait_for_product(state);
             }
-            finish_chunk(chunk);
+            store_checkpoint(chunk);
+            if (!goes_on) return chunk + 1;
+            go_on(chunk);
         }
         return chunk;
     }
@@ -117,8 +129,10 @@ struct KdaChain : KdaOwner<kConfig> {
         store_output(*this, chunk, stage.value);
         if (thread == 0) shared.by_tokens = false;
         barrier(shared.state_empty).wait(chunk & 1);
-        if (chunk + 1 < chunks) read_ahead(*this, ahead, chunk + 1);
-        finish_chunk(chunk);
+        store_checkpoint(chunk);
+        if (chunk + 1 == chunks) return;
+        read_ahead(*this, ahead, chunk + 1);
+        go_on(chunk);
     }
 };
 

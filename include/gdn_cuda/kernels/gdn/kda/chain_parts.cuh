@@ -10,6 +10,29 @@ namespace gdn_cuda::gdn {
 template <ChunkedConfig kConfig>
 using KdaOwner = StateOwner<kConfig, KdaOwnerPlan<kConfig>>;
 
+// What state_before and state_after need of an owner.
+struct KdaPlaces {
+    const ChunkedArgs& args;
+    const ChunkedWork& work;
+};
+// Where a window begins or ends inside the sequence.
+template <class Owner>
+__device__ __forceinline__ StatePlace in_final_states(const Owner& own, const KdaOwnWork& work) {
+    return place_of_head(own, static_cast<const float*>(own.args.call.last.data) + work.states.last_slot);
+}
+// Of an item, whose L and M start from zero and from the identity.
+template <class Owner>
+__device__ __forceinline__ StatePlace state_before(const Owner& own, const KdaOwnWork& work) {
+    if (work.item.rows != KdaOwnRows::outputs) return {};
+    if (work.item.before != nullptr) return {work.item.before};
+    return work.states.begins ? initial_state(own) : in_final_states(own, work);
+}
+template <class Owner>
+__device__ __forceinline__ StatePlace state_after(const Owner& own, const KdaOwnWork& work) {
+    if (work.item.after != nullptr) return {work.item.after};
+    return work.states.ends ? final_state(own) : in_final_states(own, work);
+}
+
 // What a chunk needs first, read while products of the chunk before run.
 struct KdaReadAhead {
     TokenOperand values;

@@ -8,14 +8,29 @@
 
 namespace gdn_cuda::gdn {
 
-// A sequence's records of a head, by the block's chunks.
+// A role's next item; slots are used in turn. `index`: of the block's items.
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ const KdaOwnWork& wait_for_work(KdaOwnerPlan<kConfig>& shared, int index) {
+    const PipelineStage<kKdaOwnSlots> slot(index);
+    barrier(shared.work_full[slot.index]).wait(slot.parity);
+    return shared.works[slot.index];
+}
+// By a warp that has finished it.
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ void release_work(KdaOwnerPlan<kConfig>& shared, int index) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier(shared.work_empty[PipelineStage<kKdaOwnSlots>(index).index]).arrive();
+}
+
+// An item's records, by the block's chunks.
 struct KdaRecords {
     const KdaRecord* records;
     const unsigned* flags;
     const int* positions;  // of packed sequences
-    int position, step;    // of others: the first chunk's, and from a chunk to the next
+    int position, step;    // of others: the block's first chunk's, and from a chunk to the next
     int first, count;      // the window's
 
+    // Of a sequence from a chunk on, which is the block's chunk 0.
     __device__ __forceinline__ KdaRecords(const KdaOwnArgs& args, int sequence, int head, const Span& span, int chunk)
         : records(args.records + static_cast<i64>(head) * args.window.count),
           flags(args.flags + static_cast<i64>(head) * args.window.count),
@@ -26,6 +41,9 @@ struct KdaRecords {
         position = chunk * step + sequence;
         if (positions != nullptr) positions += first_kda_chunk(span.start, sequence) + chunk;
     }
+    __device__ __forceinline__ KdaRecords(const KdaOwnArgs& args, const KdaOwnWork& work)
+        : KdaRecords(args, work.sequence, work.head, {work.tokens.start - work.tokens.before, 0},
+                     work.item.first - work.begin) {}
     // Clamped: sequences may overlap, as the host cannot check cu_seqlens.
     __device__ __forceinline__ int index(int chunk) const {
         const int at = (positions != nullptr ? positions[chunk] : position + chunk * step) - first;
@@ -34,16 +52,17 @@ struct KdaRecords {
 };
 
 // By a warpgroup that has written a chunk's outputs in place of its values. By TMA, unless the tile would overwrite the next
-// sequence's. Summaries have no outputs.
+// sequence's. Summaries, and segments' L and M, have no outputs.
 template <class Owner>
 __device__ __forceinline__ void store_output(const Owner& own, int chunk, const SwizzledTile& tile) {
     const int stage = PipelineStage<Owner::kConfig.stages>(chunk).index;
-    const bool by_tma = !is_packed(own.args) || end_of<Owner::kConfig>(own.work.tokens, chunk) <= own.work.tokens.length;
-    if (!by_tma) [[unlikely]] {
+    const bool by_tma = !is_packed(own.args) || end_of<Owner::kConfig>(own.work.tokens, chunk) <= own.work.tokens.length,
+               has_outputs = chunk >= own.work.tokens.first_output;
+    if (!by_tma && has_outputs) [[unlikely]] {
         own.warpgroup_sync();
         store_tile_without_tma(own, chunk, tile);
     }
-    if (own.thread == 0) own.shared.is_stored[stage] = !by_tma || own.args.call.outputs == 0;
+    if (own.thread == 0) own.shared.is_stored[stage] = !by_tma || !has_outputs;
     cutlass::arch::fence_view_async_shared();
     arrive_by_warp(own, own.shared.output_full[stage]);
 }
@@ -55,49 +74,58 @@ struct KdaLoader {
     static constexpr int kTile = sizeof(SwizzledTile);
 
     KdaOwnerPlan<kConfig>& shared;
-    const ChunkedArgs& args;
-    const KdaRecords from;
-    const ChunkedWork& work = shared.work;
+    const KdaOwnArgs& all;
+    const ChunkedArgs& args = all.chunked;
+    unsigned residual_parity = 0, tail_parity = 0;
 
     __device__ __forceinline__ void run(int warp) {
-        if (threadIdx.x % 32 == 0) {
-            if (warp == records) load_records();
-            if (warp == values) load_values();
-            if (warp == residuals) load_residuals();
-            if (warp == outputs) store_outputs();
+#pragma unroll 1
+        for (int index = 0;; ++index) {
+            const KdaOwnWork& work = wait_for_work(shared, index);
+            if (work.is_none()) break;
+            if (threadIdx.x % 32 == 0) {
+                if (warp == records) load_records(work);
+                if (warp == values) load_values(work);
+                if (warp == residuals) load_residuals(work);
+                if (warp == outputs) store_outputs(work);
+            }
+            __syncwarp();
+            if (warp == values && has_tail<kConfig>(work.tokens, tail_chunk<kConfig>(work.tokens))) clear_tail(work.tokens);
+            release_work(shared, index);
         }
-        __syncwarp();
-        if (warp == values && has_tail<kConfig>(work.tokens, tail_chunk<kConfig>(work.tokens))) clear_tail();
     }
 
   private:
     __device__ __forceinline__ static uint64_t* word(Barrier& full) { return reinterpret_cast<uint64_t*>(&full); }
 
-    __device__ __forceinline__ void load_records() {
+    __device__ __forceinline__ void load_records(const KdaOwnWork& work) {
         constexpr int kTiles = kKdaPlainTiles * kTile;
-        const int last = work.tokens.chunks - 1;
-        int index = from.index(0), next_index = from.index(min(1, last));
+        const KdaRecords from(all, work);
+        const int begin = work.begin, last = work.tokens.chunks - 1, wants_next = max(begin, last - (kKdaPlannedAhead - 1));
+        int index = work.item.first_record, next_index = from.index(min(begin + 1, last));
         unsigned flags = from.flags[index];
 #pragma unroll 1
-        for (int chunk = 0; chunk <= last; ++chunk) {
+        for (int chunk = begin; chunk <= last; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
+            if (chunk == wants_next) barrier(shared.next_wanted).arrive();
             const unsigned next_flags = from.flags[next_index];
             const int after_next = from.index(min(chunk + 2, last));
             Barrier& full = barrier(shared.stage_full[current.index]);
             barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
-            shared.flags[current.index] = flags;
-            full.arrive_and_expect_tx(kTiles + static_cast<int>(sizeof(KdaFactors)));
+            full.expect_transaction(kTiles + static_cast<int>(sizeof(KdaFactors)));
             const KdaRecord& record = from.records[index];
             Copy::copy(record.key_in, word(full), shared.stages[current.index].key_in, kTiles);
             Copy::copy(&record.factors, word(full), &shared.factors[current.index], sizeof(KdaFactors));
+            shared.flags[current.index] = flags;  // an item's first flags arrive beside its first record
+            full.arrive();
             index = next_index;
             next_index = after_next;
             flags = next_flags;
         }
     }
-    __device__ __forceinline__ void load_values() {
+    __device__ __forceinline__ void load_values(const KdaOwnWork& work) {
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
+        for (int chunk = work.begin; chunk < work.tokens.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
             Barrier& full =
                 barrier(has_tail<kConfig>(work.tokens, chunk) ? shared.tail_full : shared.stage_full[current.index]);
@@ -108,34 +136,35 @@ struct KdaLoader {
         }
     }
     // Tokens past the end are the next sequence's, and may be infinite or NaN.
-    __device__ __forceinline__ void clear_tail() {
-        const int chunk = tail_chunk<kConfig>(work.tokens), stage = PipelineStage<kConfig.stages>(chunk).index,
-                  count = tokens_in<kConfig>(work.tokens, chunk), lane = threadIdx.x % 32;
-        barrier(shared.tail_full).wait(0);
+    __device__ __forceinline__ void clear_tail(const PassTokens& tokens) {
+        const int chunk = tail_chunk<kConfig>(tokens), stage = PipelineStage<kConfig.stages>(chunk).index,
+                  count = tokens_in<kConfig>(tokens, chunk), lane = threadIdx.x % 32;
+        barrier(shared.tail_full).wait(tail_parity);
+        tail_parity ^= 1;
         for (int i = lane; i < (kChunk - count) * 8; i += 32)
             store_shared(row_vector(tile_row(shared.stages[stage].value.bytes, count + i / 8), i % 8), uint4{});
         __syncwarp();
         if (lane == 0) barrier(shared.stage_full[stage]).arrive();
     }
-    __device__ __forceinline__ void load_residuals() {
-        unsigned parity = 0;
+    __device__ __forceinline__ void load_residuals(const KdaOwnWork& work) {
+        const KdaRecords from(all, work);
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
-            const int index = from.index(chunk);
+        for (int chunk = work.begin; chunk < work.tokens.chunks; ++chunk) {
+            const int index = chunk == work.begin ? work.item.first_record : from.index(chunk);  // as load_records has it
             if (!(from.flags[index] & kKdaCancels)) continue;
             auto& stage = shared.stages[PipelineStage<kConfig.stages>(chunk).index];
             const KdaRecord& record = from.records[index];
             Barrier& full = barrier(shared.residual_full);
-            barrier(shared.tiles_read).wait(parity);
-            parity ^= 1;
+            barrier(shared.tiles_read).wait(residual_parity);
+            residual_parity ^= 1;
             full.arrive_and_expect_tx((kKdaTiles + 1) * kTile);
             Copy::copy(record.update_residual, word(full), stage.update_residual(), kKdaTiles * kTile);
             Copy::copy(&record.scores_residual, word(full), stage.scores_residual(), kTile);
         }
     }
-    __device__ __forceinline__ void store_outputs() {
+    __device__ __forceinline__ void store_outputs(const KdaOwnWork& work) {
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
+        for (int chunk = work.begin; chunk < work.tokens.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
             barrier(shared.output_full[current.index]).wait(current.parity);
             if (!shared.is_stored[current.index]) {

@@ -15,13 +15,17 @@ struct KdaOutputs : KdaOwner<kConfig> {
     using Base = KdaOwner<kConfig>;
     using Base::kIo, Base::shared, Base::work, Base::rounded_state, Base::thread;
 
-    __device__ __forceinline__ KdaOutputs(KdaOwnerPlan<kConfig>& shared, const ChunkedArgs& args)
-        : Base(shared, args, shared.work) {}
+    // An item's. residual_parity: the last item's.
+    __device__ __forceinline__ KdaOutputs(KdaOwnerPlan<kConfig>& shared, const ChunkedArgs& args, const KdaOwnWork& work,
+                                          unsigned residual_parity)
+        : Base(shared, args, work),
+          begin(__shfl_sync(0xffffffffu, work.begin, 0)),  // uniform for the compiler
+          residual_parity(residual_parity) {}
 
-    __device__ __forceinline__ void run() {
-        unsigned residual_parity = 0;
+    // Returns residual_parity.
+    __device__ __forceinline__ unsigned run() {
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
+        for (int chunk = begin; chunk < work.tokens.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
             auto& stage = shared.stages[current.index];
             const unsigned parity = chunk & 1;
@@ -59,7 +63,12 @@ struct KdaOutputs : KdaOwner<kConfig> {
             write_tokens_tile<kIo>(stage.value, output, *this);  // the chain has read the values: it has handed over X
             store_output(*this, chunk, stage.value);
         }
+        return residual_parity;
     }
+
+  private:
+    const int begin;
+    unsigned residual_parity;
 };
 
 }  // namespace gdn_cuda::gdn

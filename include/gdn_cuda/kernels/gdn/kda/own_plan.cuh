@@ -3,6 +3,7 @@
 
 #include <gdn_cuda/kernels/chunked/ahead/plan.cuh>
 #include <gdn_cuda/kernels/gdn/kda/record.cuh>
+#include <gdn_cuda/kernels/gdn/kda/segments_plan.cuh>
 #include <gdn_cuda/kernels/gdn/kda/window_plan.cuh>
 
 namespace gdn_cuda::gdn {
@@ -21,6 +22,34 @@ struct KdaOwnConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return block().threads(); }
 };
 
+enum class KdaOwnRows {
+    outputs,     // of the state, with outputs
+    addition,    // of a segment's L: the state from zero, without outputs
+    transition,  // of its M: from the identity, with values of zero
+};
+// Chunks [first, last) of a sequence and head, for a tile of 64 rows. A block takes one item after another.
+struct KdaOwnItem {
+    int sequence, head, row_tile, first, last;
+    KdaOwnRows rows;
+    // The head's state before and after the chunks, contiguous (row, dk). nullptr: the call's initial state where they begin
+    // the sequence, its final state where they end it, and in place of its final state elsewhere.
+    float *before, *after;
+    bool stores_state;
+    int first_record;  // the first chunk's
+};
+// An item as the roles of a block take it: its chunks and tokens are counted from the block's first item on, so that stages and
+// parities go on from item to item.
+struct KdaOwnWork : ChunkedWork {
+    KdaOwnItem item;
+    int begin;  // its first chunk; tokens.chunks: where its chunks end, 0 after the last item
+
+    GDN_HOST_DEVICE constexpr bool is_none() const { return tokens.chunks == 0; }
+};
+// As many as roles may be apart: an item that is planned while loads, outputs and the chain are in three others of one chunk.
+constexpr int kKdaOwnSlots = 4;
+// An item is chosen once all but so many chunks of the one before are being loaded: late, as other blocks may then be free.
+constexpr int kKdaPlannedAhead = 4;
+
 template <ChunkedConfig kConfig>
 struct KdaOwnerPlan {
     // A record's tiles, in its order, and values, in whose place the chunk's outputs come.
@@ -36,7 +65,7 @@ struct KdaOwnerPlan {
     Stage stages[kConfig.stages];
     typename OwnerPlan<kConfig>::Fragments fragments;
     KdaFactors factors[kConfig.stages];
-    ChunkedWork work;
+    KdaOwnWork works[kKdaOwnSlots];
     unsigned flags[kConfig.stages];
     alignas(4) bool by_tokens;           // the chunk's outputs come from the chain (kda/by_token.cuh)
     unsigned is_stored[kConfig.stages];  // the chunk's outputs, otherwise than by TMA from their tile
@@ -46,16 +75,22 @@ struct KdaOwnerPlan {
     unsigned long long state_full, state_empty, products_queued, values_full, values_empty;
     // A phase a chunk with residuals: K_in and Q_in have been multiplied; residuals are there.
     unsigned long long tiles_read, residual_full;
-    unsigned long long tail_full;  // values of a chunk that ends the sequence within it
+    unsigned long long tail_full;  // values of a chunk that ends the sequence within it, a phase for each of these
+    // By slot: an item is planned; all roles have finished it. A phase an item: the next one is wanted.
+    unsigned long long work_full[kKdaOwnSlots], work_empty[kKdaOwnSlots], next_wanted;
+    int taken[2];  // of items, by turns
 };
 
 struct KdaOwnArgs {
     ChunkedArgs chunked;
     KdaWindow window;
+    KdaSegments segments;
     const KdaRecord* records;  // (head, record), as KdaPrepareArgs has them
     const unsigned* flags;
     float* carried;  // states (sequence, head, dv, dk) from window to window; nullptr: final states in fp32 are
-    int row_tiles;
+    unsigned*
+        taken;  // zeros before: items that blocks have taken after their first ones, in launches that do not follow and do
+    int row_tiles, items;
 };
 
 }  // namespace gdn_cuda::gdn

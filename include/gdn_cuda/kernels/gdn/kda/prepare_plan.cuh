@@ -72,6 +72,7 @@ struct KdaPrepareArgs {
     KdaWindowCall call;
     KdaRecord* records;  // (head, record)
     unsigned* flags;     // the same
+    unsigned* taken;     // KdaOwnArgs's, become 0
     int per_head;        // records, as many as the window has positions
 };
 
