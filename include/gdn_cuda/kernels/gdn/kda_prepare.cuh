@@ -5,6 +5,9 @@
 //
 //     loads -> decays -> operands -> scores ... -> [K_in, Q_in, d k]   A -> T (four warps)   -> Z, P' -> bulk copies
 //
+// Where one border serves all scores, four warps form and invert the blocks of A on the diagonal while the others form those
+// below it, and T while the others form P.
+//
 // A score's decay is the product of two, up to and from a border between tokens. Where each has a reciprocal that may scale an
 // operand (no channel decays by more than e^60 on either side of the border), one border serves all pairs of tokens around it;
 // otherwise only pairs across it, whose two products are at most 1, cannot overflow, and are 0 where they underflow. So by the
@@ -51,7 +54,7 @@ __device__ __forceinline__ bool find_kda_chunk(const KdaWindowCall& call, int re
 template <KdaPrepareConfig kConfig>
 struct KdaPreparer {
     static constexpr DType kIo = kConfig.io;
-    static constexpr int kInverseBarrier = 1;  // for the four warps that invert
+    static constexpr int kInverseBarrier = 1;  // all blocks of A are there, those on the diagonal inverted
     static constexpr int kTilesBytes = kKdaTiles * sizeof(SwizzledTile);
 
     KdaPreparePlan& shared;
@@ -111,13 +114,11 @@ struct KdaPreparer {
         scores.multiply_halves_of_32();
         scores.multiply_halves_of_16();
     }
-    // All scores by one pass, where decays are slow.
-    __device__ __forceinline__ void form_scores(KdaElements<kConfig>& elements) const {
+    // Operands of all scores, where decays are slow.
+    __device__ __forceinline__ void store_scaled_operands(KdaElements<kConfig>& elements) const {
         const bool follows = elements.quarter >= 2;
         elements.refresh();
         elements.store_around_border(shared.operands, follows, follows ? elements.before(2) : elements.after(2));
-        __syncthreads();
-        KdaScores<kIo>(shared).multiply_blocks();
         __syncthreads();
     }
     // By two: between halves of the chunk, then within them.
@@ -166,12 +167,17 @@ struct KdaPreparer {
         __syncthreads();
     }
 
-    // By four warps: r T diag(beta), in two parts.
-    __device__ __forceinline__ void invert() const {
+    // By four warps: r T diag(beta), in two parts. Where decays are slow, the others form what blocks of A these have not, and
+    // then P.
+    __device__ __forceinline__ void invert(bool scaled) const {
+        if (scaled) {
+            KdaScores<kIo>(shared).multiply_own_keys();
+            __syncwarp();
+        }
         TriangleInverse inverse;
         inverse.find_lane();
         inverse.invert_diagonal(shared.triangle);
-        named_barrier_sync<kInverseBarrier>(kWarpgroup);
+        NamedBarrier::sync(kConfig.threads(), kInverseBarrier);
         float largest = 0.f;
         inverse.for_each_block_below(shared.triangle, shared.beta, [&](const TriangleInverse::Transposed& x, int below) {
             const int block = inverse.warp + below;
@@ -193,6 +199,13 @@ struct KdaPreparer {
         });
         const bool cancels = __any_sync(0xffffffffu, largest > kCancelThreshold);
         if (inverse.lane == 0) shared.cancels[inverse.warp] = cancels;
+    }
+
+    __device__ __forceinline__ void form_other_scores(bool scaled) const {
+        const KdaScores<kIo> scores(shared);
+        if (scaled) scores.multiply_other_keys();
+        NamedBarrier::arrive(kConfig.threads(), kInverseBarrier);
+        if (scaled) scores.multiply_queries();
     }
 
     // The rare chunks in which entries of T cancel: what rounding has left of the keys of Z, in place of the queries, which
@@ -261,7 +274,7 @@ struct KdaPreparer {
             put(shared.update_scale, elements.product_of_totals(2, 4));
         }
         if (scaled) {
-            form_scores(elements);
+            store_scaled_operands(elements);
         } else {
             if (!(found & (kFoundVeryFast | kFoundFast))) {
                 form_scores_of_halves(elements);
@@ -278,7 +291,10 @@ struct KdaPreparer {
             elements.refresh();
             elements.store_backwards(shared.operands.other_key, elements.after());
         }
-        if (threadIdx.x < kWarpgroup) invert();
+        if (threadIdx.x < kWarpgroup)
+            invert(scaled);
+        else
+            form_other_scores(scaled);
         cutlass::arch::fence_view_async_shared();
         __syncthreads();
         const bool cancels = shared.cancels[0] | shared.cancels[1] | shared.cancels[2] | shared.cancels[3];
