@@ -3,7 +3,7 @@
 // A block of 256 threads takes a chunk of a value head. A thread holds two channels of 16 tokens, and writes operands of
 // products into the same 48 KB again and again:
 //
-//     loads -> decays -> operands -> scores ... -> [K_in, Q_in, d k]   A -> T (four warps)   -> Z, P' -> bulk copies
+//     loads -> decays -> operands -> scores ... -> [K_in, Q_in, d k]   A -> T (four warps) | bulk copies -> Z, P' -> bulk copies
 //
 // Where one border serves all scores, four warps form and invert the blocks of A on the diagonal while the others form those
 // below it, and T while the others form P.
@@ -114,12 +114,11 @@ struct KdaPreparer {
         scores.multiply_halves_of_32();
         scores.multiply_halves_of_16();
     }
-    // Operands of all scores, where decays are slow.
+    // Operands of all scores, where decays are slow. They are the record's too.
     __device__ __forceinline__ void store_scaled_operands(KdaElements<kConfig>& elements) const {
         const bool follows = elements.quarter >= 2;
         elements.refresh();
         elements.store_around_border(shared.operands, follows, follows ? elements.before(2) : elements.after(2));
-        __syncthreads();
     }
     // By two: between halves of the chunk, then within them.
     __device__ __forceinline__ void form_scores_of_halves(KdaElements<kConfig>& elements) const {
@@ -211,7 +210,9 @@ struct KdaPreparer {
     // The rare chunks in which entries of T cancel: what rounding has left of the keys of Z, in place of the queries, which
     // have been stored, as the keys have. Decays and keys are computed and loaded again rather than kept.
     __device__ __forceinline__ void store_key_residuals(const KdaChunk& chunk, bool scaled) const {
-        if (threadIdx.x == 0) {
+        cutlass::arch::fence_view_async_shared();
+        __syncthreads();
+        if (copies()) {
             cute::tma_store_wait<0>();
             start_tile_loads(chunk, false);
         }
@@ -228,6 +229,9 @@ struct KdaPreparer {
             elements.template store_backwards<true>(to, elements.after(scaled ? 2 : KdaPrepareConfig::kQuarters));
         __syncthreads();
     }
+
+    // One thread copies everything; of the warps that do not invert.
+    __device__ __forceinline__ static bool copies() { return threadIdx.x == kWarpgroup; }
 
     __device__ __forceinline__ void run(const KdaChunk& chunk, KdaRecord& record, unsigned& flags_of_record) const {
         using Copy = cute::SM90_BULK_COPY_S2G;
@@ -291,33 +295,39 @@ struct KdaPreparer {
             elements.refresh();
             elements.store_backwards(shared.operands.other_key, elements.after());
         }
+        cutlass::arch::fence_view_async_shared();
+        __syncthreads();
+        if (copies()) {
+            Copy::copy(shared.operands.key, record.key_in, kRows);
+            cute::tma_store_arrive();
+            Copy::copy(shared.operands.query, record.query_in, kRows);
+            Copy::copy(&shared.factors, &record.factors, sizeof(KdaFactors));
+            cute::tma_store_arrive();
+        }
         if (threadIdx.x < kWarpgroup)
             invert(scaled);
         else
             form_other_scores(scaled);
-        cutlass::arch::fence_view_async_shared();
+        if (copies()) cute::tma_store_wait<1>();  // Z replaces K_in
         __syncthreads();
         const bool cancels = shared.cancels[0] | shared.cancels[1] | shared.cancels[2] | shared.cancels[3];
-        if (threadIdx.x == 0) {
-            Copy::copy(shared.operands.key, record.key_in, kRows);
-            Copy::copy(shared.operands.query, record.query_in, kRows);
-            Copy::copy(&shared.factors, &record.factors, sizeof(KdaFactors));
-            cute::tma_store_arrive();
+        if (copies())
             flags_of_record = (cancels ? kKdaCancels : 0) | (found & kFoundZero ? kKdaResets : 0) | (scaled ? kKdaScaled : 0) |
                               (found & kFoundLarge ? kKdaOverflows : 0);
-        }
         if (cancels) [[unlikely]]
             store_key_residuals(shared.chunk, scaled);
         KdaProducts<kIo> products(shared);
         products.multiply(cancels ? shared.operands.query : nullptr, scaled);
-        __syncthreads();
         products.store();
-        if (cancels) products.store_residuals();
+        if (cancels) {
+            __syncthreads();
+            products.store_residuals();
+        }
         cutlass::arch::fence_view_async_shared();
         __syncthreads();
-        if (threadIdx.x == 0) {
-            Copy::copy(shared.operands.other_key, record.update, kRows);
-            Copy::copy(&shared.matrices.scores[0], &record.scores, sizeof(SwizzledTile));
+        if (copies()) {
+            Copy::copy(shared.operands.key, record.update, kRows);
+            Copy::copy(&shared.products, &record.scores, sizeof(SwizzledTile));
             if (cancels) {
                 Copy::copy(shared.matrices.inverse, record.update_residual, kRows);
                 Copy::copy(&shared.matrices.scores[1], &record.scores_residual, sizeof(SwizzledTile));

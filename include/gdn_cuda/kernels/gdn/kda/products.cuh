@@ -30,8 +30,9 @@ struct KdaProducts : KdaWarp {
         if (scales) scale_update();
         multiply_scores();
     }
-    // Once all warps have multiplied: Z replaces its keys, P' replaces P.
-    __device__ __forceinline__ void store() const { store<false>(shared.operands.other_key, shared.matrices.scores[0]); }
+    // Where no warp reads any more: K_in has been copied, and A inverted.
+    __device__ __forceinline__ void store() const { store<false>(shared.operands.key, shared.products); }
+    // Once all warps have multiplied.
     __device__ __forceinline__ void store_residuals() const { store<true>(shared.matrices.inverse, shared.matrices.scores[1]); }
 
   private:
