@@ -51,20 +51,10 @@ struct KdaScores : KdaWarp {
     // inverts it.
     __device__ __forceinline__ void multiply_own_keys() const {
         const unsigned block = 16 * warp;
-        const auto& operands = shared.operands;
-        const OperandRow left(operands.key, block + left_row(), left_vector()),
-            right(operands.other_key, block + right_row(), right_vector());
-        float sums[2][2][4] = {};  // two chains of dependent MMAs: the inverse waits for them
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-            unsigned a[4];
-            ldmatrix_x4(a, left.at(step));
-            multiply_step(sums[step % 2], a, right.at(step));
-        }
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sums[0][i / 4][i % 4] += sums[1][i / 4][i % 4];
-        clear_above_diagonal(sums[0]);
-        store(false, block, block, sums[0]);
+        float sums[2][4] = {};
+        multiply(sums, shared.operands.key, block, shared.operands.other_key, block);
+        clear_above_diagonal(sums);
+        store(false, block, block, sums);
     }
     // The six blocks below the diagonal, by the other four: (3, 0) and (3, 1), (2, 0) and (2, 1), (1, 0), (3, 2).
     __device__ __forceinline__ void multiply_other_keys() const {
@@ -222,17 +212,20 @@ struct KdaScores : KdaWarp {
         mma_m16n8k16<kIo>(sums[0], a, b[0], b[1]);
         mma_m16n8k16<kIo>(sums[1], a, b[2], b[3]);
     }
-    // sums += 16 left rows x 16 right rows.
+    // sums += 16 left rows x 16 right rows, in two chains of dependent MMAs.
     __device__ __forceinline__ void multiply(float (&sums)[2][4], const SwizzledTile* left, unsigned left_first,
                                              const SwizzledTile* right, unsigned right_first) const {
         const OperandRow left_at(left, left_first + left_row(), left_vector()),
             right_at(right, right_first + right_row(), right_vector());
+        float odd[2][4] = {};
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             unsigned a[4];
             ldmatrix_x4(a, left_at.at(step));
-            multiply_step(sums, a, right_at.at(step));
+            multiply_step(step % 2 == 0 ? sums : odd, a, right_at.at(step));
         }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums[i / 4][i % 4] += odd[i / 4][i % 4];
     }
     // The same with eight columns, and this lane's own rows.
     __device__ __forceinline__ void multiply_eight(float (&sums)[4], const SwizzledTile* left, unsigned left_own,
