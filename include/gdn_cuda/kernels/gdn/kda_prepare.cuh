@@ -45,7 +45,7 @@ __device__ __forceinline__ bool find_kda_chunk(const KdaWindowCall& call, int re
     if (first >= span.length) return false;
     found = {.sequence = call.cu_seqlens.data != nullptr ? 0 : sequence,
              .head = head,
-             .key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(call.heads_per_key)),
+             .key_head = static_cast<int>(quotient(head, call.heads_per_key)),
              .first = span.start + first,
              .tokens = min(kChunk, span.length - first)};
     return true;
