@@ -304,7 +304,7 @@ struct KdaPreparer {
             Copy::copy(&shared.factors, &record.factors, sizeof(KdaFactors));
             cute::tma_store_arrive();
         }
-        if (threadIdx.x < kWarpgroup)
+        if (elements.quarter < KdaPrepareConfig::kQuarters / 2)  // warp-uniform for the compiler, unlike threadIdx.x
             invert(scaled);
         else
             form_other_scores(scaled);
