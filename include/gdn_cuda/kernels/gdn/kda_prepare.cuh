@@ -3,7 +3,10 @@
 // A block of 256 threads takes a chunk of a value head. A thread holds two channels of 16 tokens, and writes operands of
 // products into the same 48 KB again and again:
 //
-//     loads -> decays -> operands -> scores ... -> [K_in, Q_in, d k]   A -> T (four warps)   -> Z, P' -> bulk copies
+//     loads -> decays -> operands -> scores ... -> [K_in, Q_in, d k]   A -> T (four warps) | bulk copies -> Z, P' -> stores
+//
+// Where one border serves all scores, four warps form and invert the blocks of A on the diagonal while the others form those
+// below it, and T while the others form P.
 //
 // A score's decay is the product of two, up to and from a border between tokens. Where each has a reciprocal that may scale an
 // operand (no channel decays by more than e^60 on either side of the border), one border serves all pairs of tokens around it;
@@ -42,7 +45,7 @@ __device__ __forceinline__ bool find_kda_chunk(const KdaWindowCall& call, int re
     if (first >= span.length) return false;
     found = {.sequence = call.cu_seqlens.data != nullptr ? 0 : sequence,
              .head = head,
-             .key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(call.heads_per_key)),
+             .key_head = static_cast<int>(quotient(head, call.heads_per_key)),
              .first = span.start + first,
              .tokens = min(kChunk, span.length - first)};
     return true;
@@ -51,7 +54,7 @@ __device__ __forceinline__ bool find_kda_chunk(const KdaWindowCall& call, int re
 template <KdaPrepareConfig kConfig>
 struct KdaPreparer {
     static constexpr DType kIo = kConfig.io;
-    static constexpr int kInverseBarrier = 1;  // for the four warps that invert
+    static constexpr int kInverseBarrier = 1;  // all blocks of A are there, those on the diagonal inverted
     static constexpr int kTilesBytes = kKdaTiles * sizeof(SwizzledTile);
 
     KdaPreparePlan& shared;
@@ -111,14 +114,11 @@ struct KdaPreparer {
         scores.multiply_halves_of_32();
         scores.multiply_halves_of_16();
     }
-    // All scores by one pass, where decays are slow.
-    __device__ __forceinline__ void form_scores(KdaElements<kConfig>& elements) const {
+    // Operands of all scores, where decays are slow. They are the record's too.
+    __device__ __forceinline__ void store_scaled_operands(KdaElements<kConfig>& elements) const {
         const bool follows = elements.quarter >= 2;
         elements.refresh();
         elements.store_around_border(shared.operands, follows, follows ? elements.before(2) : elements.after(2));
-        __syncthreads();
-        KdaScores<kIo>(shared).multiply_blocks();
-        __syncthreads();
     }
     // By two: between halves of the chunk, then within them.
     __device__ __forceinline__ void form_scores_of_halves(KdaElements<kConfig>& elements) const {
@@ -166,12 +166,17 @@ struct KdaPreparer {
         __syncthreads();
     }
 
-    // By four warps: r T diag(beta), in two parts.
-    __device__ __forceinline__ void invert() const {
+    // By four warps: r T diag(beta), in two parts. Where decays are slow, the others form what blocks of A these have not, and
+    // then P.
+    __device__ __forceinline__ void invert(bool scaled) const {
+        if (scaled) {
+            KdaScores<kIo>(shared).multiply_own_keys();
+            __syncwarp();
+        }
         TriangleInverse inverse;
         inverse.find_lane();
         inverse.invert_diagonal(shared.triangle);
-        named_barrier_sync<kInverseBarrier>(kWarpgroup);
+        NamedBarrier::sync(kConfig.threads(), kInverseBarrier);
         float largest = 0.f;
         inverse.for_each_block_below(shared.triangle, shared.beta, [&](const TriangleInverse::Transposed& x, int below) {
             const int block = inverse.warp + below;
@@ -195,10 +200,19 @@ struct KdaPreparer {
         if (inverse.lane == 0) shared.cancels[inverse.warp] = cancels;
     }
 
+    __device__ __forceinline__ void form_other_scores(bool scaled) const {
+        const KdaScores<kIo> scores(shared);
+        if (scaled) scores.multiply_other_keys();
+        NamedBarrier::arrive(kConfig.threads(), kInverseBarrier);
+        if (scaled) scores.multiply_queries();
+    }
+
     // The rare chunks in which entries of T cancel: what rounding has left of the keys of Z, in place of the queries, which
     // have been stored, as the keys have. Decays and keys are computed and loaded again rather than kept.
     __device__ __forceinline__ void store_key_residuals(const KdaChunk& chunk, bool scaled) const {
-        if (threadIdx.x == 0) {
+        cutlass::arch::fence_view_async_shared();
+        __syncthreads();
+        if (copies()) {
             cute::tma_store_wait<0>();
             start_tile_loads(chunk, false);
         }
@@ -215,6 +229,9 @@ struct KdaPreparer {
             elements.template store_backwards<true>(to, elements.after(scaled ? 2 : KdaPrepareConfig::kQuarters));
         __syncthreads();
     }
+
+    // One thread copies everything; of the warps that do not invert.
+    __device__ __forceinline__ static bool copies() { return threadIdx.x == kWarpgroup; }
 
     __device__ __forceinline__ void run(const KdaChunk& chunk, KdaRecord& record, unsigned& flags_of_record) const {
         using Copy = cute::SM90_BULK_COPY_S2G;
@@ -261,7 +278,7 @@ struct KdaPreparer {
             put(shared.update_scale, elements.product_of_totals(2, 4));
         }
         if (scaled) {
-            form_scores(elements);
+            store_scaled_operands(elements);
         } else {
             if (!(found & (kFoundVeryFast | kFoundFast))) {
                 form_scores_of_halves(elements);
@@ -278,37 +295,32 @@ struct KdaPreparer {
             elements.refresh();
             elements.store_backwards(shared.operands.other_key, elements.after());
         }
-        if (threadIdx.x < kWarpgroup) invert();
         cutlass::arch::fence_view_async_shared();
         __syncthreads();
-        const bool cancels = shared.cancels[0] | shared.cancels[1] | shared.cancels[2] | shared.cancels[3];
-        if (threadIdx.x == 0) {
+        if (copies()) {
             Copy::copy(shared.operands.key, record.key_in, kRows);
+            cute::tma_store_arrive();
             Copy::copy(shared.operands.query, record.query_in, kRows);
             Copy::copy(&shared.factors, &record.factors, sizeof(KdaFactors));
             cute::tma_store_arrive();
+        }
+        if (elements.quarter < KdaPrepareConfig::kQuarters / 2)  // warp-uniform for the compiler, unlike threadIdx.x
+            invert(scaled);
+        else
+            form_other_scores(scaled);
+        if (copies()) cute::tma_store_wait<1>();  // Z replaces K_in
+        __syncthreads();
+        const bool cancels = shared.cancels[0] | shared.cancels[1] | shared.cancels[2] | shared.cancels[3];
+        if (copies())
             flags_of_record = (cancels ? kKdaCancels : 0) | (found & kFoundZero ? kKdaResets : 0) | (scaled ? kKdaScaled : 0) |
                               (found & kFoundLarge ? kKdaOverflows : 0);
-        }
         if (cancels) [[unlikely]]
             store_key_residuals(shared.chunk, scaled);
         KdaProducts<kIo> products(shared);
         products.multiply(cancels ? shared.operands.query : nullptr, scaled);
-        __syncthreads();
-        products.store();
-        if (cancels) products.store_residuals();
-        cutlass::arch::fence_view_async_shared();
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            Copy::copy(shared.operands.other_key, record.update, kRows);
-            Copy::copy(&shared.matrices.scores[0], &record.scores, sizeof(SwizzledTile));
-            if (cancels) {
-                Copy::copy(shared.matrices.inverse, record.update_residual, kRows);
-                Copy::copy(&shared.matrices.scores[1], &record.scores_residual, sizeof(SwizzledTile));
-            }
-            cute::tma_store_arrive();
-            cute::tma_store_wait<0>();
-        }
+        products.store(record);
+        if (cancels) products.store_residuals(record);
+        if (copies()) cute::tma_store_wait<0>();
     }
 };
 

@@ -54,13 +54,15 @@ struct KdaElements {
         const int column = channel() < call.dk ? channel() : 0;
         const Gate* const first = static_cast<const Gate*>(call.gate.values.data) + chunk.sequence * call.gate.batch +
                                   chunk.first * call.gate.token + chunk.head * call.gate.head + column;
-        const auto step = static_cast<unsigned>(call.gate.token * static_cast<i64>(sizeof(Gate)));  // fits_kda_chunks
+        // fits_kda_chunks. Opaque: otherwise the compiler multiplies 64 bits by 64.
+        const unsigned step = opaque(static_cast<unsigned>(call.gate.token * static_cast<i64>(sizeof(Gate))));
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             const auto token = static_cast<unsigned>(min(kTokens * quarter + i, chunk.tokens - 1));
             gates.gate[i] = *reinterpret_cast<const typename Gates::Pair*>(reinterpret_cast<const char*>(first) +
                                                                            static_cast<unsigned long long>(token) * step);
         }
+        __syncwarp();  // the compiler would load them last, after A_log, biases and beta
         if (call.A_log.data != nullptr) gates.A_log.load(call.A_log, chunk.head);
         if (call.dt_bias.data == nullptr) return;
 #pragma unroll

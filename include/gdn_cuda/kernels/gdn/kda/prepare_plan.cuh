@@ -42,19 +42,22 @@ struct KdaPreparePlan {
     //     levels 32 and 16    keys | keys | queries, the upper halves of each
     //     diagonal blocks     left keys | right keys | left queries
     //     levels 8 and 4, then 2 and 1, as the first
-    //     the record's        K_in | the keys of Z, then Z | Q_in
+    //     the record's        K_in, then Z | the keys of Z | Q_in
     // Where decays are slow, the chunk's scores come from left keys | right keys | left queries about its middle, which then
     // are the record's.
     struct Operands {
         SwizzledTile key[kKdaTiles], other_key[kKdaTiles], query[kKdaTiles];
     };
-    // T r and P, each rounded and its residual. P' replaces P, and the residuals of Z and P' the others.
+    // T r and P, each rounded and its residual.
     struct Matrices {
         SwizzledTile inverse[2], scores[2];
     };
     Operands operands;
     Matrices matrices;
-    TriangleBlock triangle[kTriangleBlocks];
+    union {
+        TriangleBlock triangle[kTriangleBlocks];
+        SwizzledTile products;  // P', on its way out
+    };
     KdaFactors factors;
     float totals[KdaPrepareConfig::kQuarters][kKdaHeadK];  // products of a quarter's decays
     float update_scale[kKdaHeadK];                         // for columns of Z, whose keys are the right keys about the middle

@@ -30,9 +30,13 @@ struct KdaProducts : KdaWarp {
         if (scales) scale_update();
         multiply_scores();
     }
-    // Once all warps have multiplied: Z replaces its keys, P' replaces P.
-    __device__ __forceinline__ void store() const { store<false>(shared.operands.other_key, shared.matrices.scores[0]); }
-    __device__ __forceinline__ void store_residuals() const { store<true>(shared.matrices.inverse, shared.matrices.scores[1]); }
+    // A warp stages what it has where K_in was, which has been copied, and the triangle, and stores whole sectors. A block's
+    // end then waits for nothing, as it would for a bulk copy.
+    __device__ __forceinline__ void store(KdaRecord& record) const { store<false>(record.update, record.scores); }
+    __device__ __forceinline__ void store_residuals(KdaRecord& record) const {
+        __syncwarp();
+        store<true>(record.update_residual, record.scores_residual);
+    }
 
   private:
     __device__ __forceinline__ unsigned update_block(unsigned i) const { return i == 0 ? warp / 4 : kBlocks - 1 - warp / 4; }
@@ -48,29 +52,37 @@ struct KdaProducts : KdaWarp {
     }
 
     __device__ __forceinline__ void add_update(const SwizzledTile* keys_of_update) {
+        if (warp < 4)
+            add_update<0>(keys_of_update);
+        else
+            add_update<1>(keys_of_update);
+    }
+    // kFirst: update_block(0), so that no branches stand between loads and MMAs.
+    template <unsigned kFirst>
+    __device__ __forceinline__ void add_update(const SwizzledTile* keys_of_update) {
+        constexpr unsigned kUpdateBlocks[2] = {kFirst, kBlocks - 1 - kFirst};
         unsigned right_at[2], left_at[2];
 #pragma unroll
         for (unsigned i = 0; i < 2; ++i) {
             right_at[i] = vector_at(keys_of_update, left_row(), first_vector() + 2 * i + left_vector());
-            left_at[i] = vector_at(shared.matrices.inverse, right_row(), 2 * update_block(i) + right_vector());
+            left_at[i] = vector_at(shared.matrices.inverse, right_row(), 2 * kUpdateBlocks[i] + right_vector());
         }
 #pragma unroll
-        for (unsigned from = 0; from < kBlocks; ++from) {  // blocks of tokens
+        for (unsigned from = kFirst; from < kBlocks; ++from) {  // blocks of tokens
             unsigned keys[2][4];
 #pragma unroll
             for (unsigned i = 0; i < 2; ++i) ldmatrix_x4_trans(keys[i], right_at[i] + from * kStep);
 #pragma unroll
-            for (unsigned i = 0; i < 2; ++i) {
-                if (from < update_block(i)) continue;
+            for (unsigned part = 0; part < 2; ++part)
 #pragma unroll
-                for (unsigned part = 0; part < 2; ++part) {
+                for (unsigned i = 0; i < 2; ++i) {
+                    if (from < kUpdateBlocks[i]) continue;
                     unsigned left[4];
                     ldmatrix_x4_trans(left, left_at[i] + part * kTile + from * kStep);
 #pragma unroll
                     for (unsigned n = 0; n < kPairs; ++n)
                         mma_m16n8k16<kIo>(update[i][n], left, keys[n / 2][n % 2 * 2], keys[n / 2][n % 2 * 2 + 1]);
                 }
-            }
         }
     }
     __device__ __forceinline__ void scale_update() {
@@ -82,50 +94,82 @@ struct KdaProducts : KdaWarp {
         }
     }
     __device__ __forceinline__ void multiply_scores() {
+        if (on_diagonal()) {
 #pragma unroll
-        for (unsigned i = 0; i < 2; ++i) {
-            clear(scores[i]);
-            if (i == 1 && !on_diagonal()) break;
-            const unsigned row = row_block(i), column = column_block(i);
-            const unsigned left = vector_at(shared.matrices.scores, 16 * row + left_row(), left_vector());
-            unsigned right = vector_at(shared.matrices.inverse, 16 * column + left_row(), 2 * column + left_vector());
-#pragma unroll 1
-            for (unsigned between = column; between <= row; ++between, right += kStep)
-                add_scores(scores[i], left ^ between << 5, right);
+            for (unsigned i = 0; i < 2; ++i) multiply_block<1>(i);
+        } else if (warp == 0) {
+            multiply_block<4>(0);
+        } else if (warp < 3) {
+            multiply_block<3>(0);
+        } else {
+            multiply_block<2>(0);
         }
     }
-    __device__ __forceinline__ static void add_scores(float (&sums)[2][4], unsigned left_at, unsigned right_at) {
-        unsigned left[2][4], right[2][4];
+    // Block i of P', a sum of kTerms products of blocks. Each of the three products of parts has a chain of MMAs.
+    template <unsigned kTerms>
+    __device__ __forceinline__ void multiply_block(unsigned i) {
+        const unsigned column = column_block(i);
+        const unsigned left_at = vector_at(shared.matrices.scores, 16 * row_block(i) + left_row(), left_vector()),
+                       right_at = vector_at(shared.matrices.inverse, 16 * column + left_row(), 2 * column + left_vector());
+        float rest[2][2][4] = {};
+        clear(scores[i]);
 #pragma unroll
-        for (unsigned part = 0; part < 2; ++part) {
-            ldmatrix_x4(left[part], left_at + part * kTile);
-            ldmatrix_x4_trans(right[part], right_at + part * kTile);
+        for (unsigned term = 0; term < kTerms; ++term) {
+            unsigned left[2][4], right[2][4];
+#pragma unroll
+            for (unsigned part = 0; part < 2; ++part) {
+                ldmatrix_x4(left[part], (left_at ^ (column + term) << 5) + part * kTile);
+                ldmatrix_x4_trans(right[part], right_at + term * kStep + part * kTile);
+            }
+#pragma unroll
+            for (unsigned n = 0; n < 2; ++n) {
+                mma_m16n8k16<kIo>(rest[0][n], left[1], right[0][2 * n], right[0][2 * n + 1]);
+                mma_m16n8k16<kIo>(rest[1][n], left[0], right[1][2 * n], right[1][2 * n + 1]);
+                mma_m16n8k16<kIo>(scores[i][n], left[0], right[0][2 * n], right[0][2 * n + 1]);
+            }
         }
 #pragma unroll
-        for (unsigned n = 0; n < 2; ++n) {
-            mma_m16n8k16<kIo>(sums[n], left[1], right[0][2 * n], right[0][2 * n + 1]);
-            mma_m16n8k16<kIo>(sums[n], left[0], right[1][2 * n], right[1][2 * n + 1]);
-            mma_m16n8k16<kIo>(sums[n], left[0], right[0][2 * n], right[0][2 * n + 1]);
-        }
+        for (unsigned k = 0; k < 8; ++k) scores[i][k / 4][k % 4] += rest[0][k / 4][k % 4] + rest[1][k / 4][k % 4];
     }
 
     template <bool kResidual>
     __device__ __forceinline__ void store(SwizzledTile* update_tiles, SwizzledTile& scores_tile) const {
 #pragma unroll
         for (unsigned i = 0; i < 2; ++i) {
-            const unsigned to = pair_at(update_tiles, 16 * update_block(i), 8 * first_vector());
+            const unsigned to = pair_at(shared.operands.key, 16 * update_block(i), 8 * first_vector());
 #pragma unroll
             for (unsigned n = 0; n < kPairs; ++n) store_pairs<kResidual>(to ^ n << 4, update[i][n]);
         }
 #pragma unroll
         for (unsigned i = 0; i < 2; ++i) {
             if (i == 1 && !on_diagonal()) break;
-            const unsigned row = row_block(i), column = column_block(i), to = pair_at(&scores_tile, 16 * row, 16 * column);
+            const unsigned to = pair_at(&shared.products, 16 * row_block(i), 16 * column_block(i));
 #pragma unroll
             for (unsigned n = 0; n < 2; ++n) store_pairs<kResidual>(to ^ n << 4, scores[i][n]);
-            if (!on_diagonal())  // the block that mirrors it is above the diagonal
-                store_shared(vector_at(&scores_tile, 16 * column + left_row(), 2 * row + left_vector()), uint4{});
         }
+        __syncwarp();
+        // Eight rows of four vectors at once; eight lanes have rows r and r + 4, in different banks.
+        const unsigned row = g / 2 + g % 2 * 4,
+                       at = first_vector() / 8 * kTile + row * 128 + ((first_vector() % 8 + t ^ row) << 4);
+#pragma unroll
+        for (unsigned i = 0; i < 4; ++i)
+            copy(update_tiles, shared.operands.key, at + update_block(i / 2) * kStep + i % 2 * kEightRows);
+#pragma unroll
+        for (unsigned i = 0; i < 2; ++i) {
+            if (i == 1 && !on_diagonal()) break;
+            copy(&scores_tile, &shared.products, vector_of_block(row_block(i), column_block(i)));
+            if (!on_diagonal())  // the block that mirrors it is above the diagonal
+                *vector_in(&scores_tile, vector_of_block(column_block(i), row_block(i))) = {};
+        }
+    }
+    __device__ __forceinline__ unsigned vector_of_block(unsigned row, unsigned column) const {
+        return (16 * row + lane / 2) * 128 + ((2 * column + lane % 2 ^ lane / 2 % 8) << 4);
+    }
+    __device__ __forceinline__ static uint4* vector_in(SwizzledTile* tiles, unsigned at) {
+        return reinterpret_cast<uint4*>(tiles->bytes + at);
+    }
+    __device__ __forceinline__ static void copy(SwizzledTile* to, const SwizzledTile* from, unsigned at) {
+        *vector_in(to, at) = load_shared(shared_address(from->bytes) + at);
     }
     template <bool kResidual>
     __device__ __forceinline__ static void store_pairs(unsigned to, const float (&sums)[4]) {

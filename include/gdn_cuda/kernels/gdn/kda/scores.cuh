@@ -47,14 +47,38 @@ struct KdaScores : KdaWarp {
             for (unsigned i = 0; i < 2; ++i) shared.query_key[16 * warp + g + 8 * i] = products[i];
     }
 
-    // All scores within the chunk: ten blocks of 16 x 16 of keys, as many of queries. Of four warps each has two blocks of a
-    // row, and two of them a third.
-    __device__ __forceinline__ void multiply_blocks() const {
-        const bool queries = warp >= 4;
+    // Around one border, keys against keys: a block of 16 x 16 on the diagonal for each of the first four warps, which then
+    // inverts it.
+    __device__ __forceinline__ void multiply_own_keys() const {
+        const unsigned block = 16 * warp;
+        float sums[2][4] = {};
+        multiply(sums, shared.operands.key, block, shared.operands.other_key, block);
+        clear_above_diagonal(sums);
+        store(false, block, block, sums);
+    }
+    // The six blocks below the diagonal, by the other four: (3, 0) and (3, 1), (2, 0) and (2, 1), (1, 0), (3, 2).
+    __device__ __forceinline__ void multiply_other_keys() const {
+        const unsigned part = warp % 4, row = part == 3 ? 3 : 3 - part, first = part == 3 ? 2 : 0;
+        const auto& operands = shared.operands;
+        const OperandRow left(operands.key, 16 * row + left_row(), left_vector()),
+            right(operands.other_key, 16 * first + right_row(), right_vector());
+        float sums[2][2][4] = {};
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            unsigned a[4];
+            ldmatrix_x4(a, left.at(step));
+            multiply_step(sums[0], a, right.at(step));
+            if (part < 2) multiply_step(sums[1], a, right.at(step) + kMnMajorStep);
+        }
+        store(false, 16 * row, 16 * first, sums[0]);
+        if (part < 2) store(false, 16 * row, 16, sums[1]);
+    }
+    // Queries against keys, by the same four: ten blocks. Each has two of a row, and two of them a third.
+    __device__ __forceinline__ void multiply_queries() const {
         const unsigned part = warp % 4, row = part == 0 ? 3 : 4 - part, first = part == 1 ? 2 : 0, third = part == 2 ? 2 : 0;
         const bool has_third = part >= 2;
         const auto& operands = shared.operands;
-        const OperandRow left((queries ? operands.query : operands.key), 16 * row + left_row(), left_vector()),
+        const OperandRow left(operands.query, 16 * row + left_row(), left_vector()),
             right(operands.other_key, right_row(), right_vector());
         float sums[3][2][4] = {};
 #pragma unroll
@@ -70,11 +94,11 @@ struct KdaScores : KdaWarp {
 #pragma unroll
         for (unsigned i = 0; i < 2; ++i) {
             if (first + i == row) clear_above_diagonal(sums[i]);
-            store(queries, 16 * row, 16 * (first + i), sums[i]);
+            store(true, 16 * row, 16 * (first + i), sums[i]);
         }
         if (!has_third) return;
         clear_above_diagonal(sums[2]);
-        store(queries, 16 * third, 16 * third, sums[2]);
+        store(true, 16 * third, 16 * third, sums[2]);
     }
     // Scores within the chunk's halves: a row of blocks a warp.
     __device__ __forceinline__ void multiply_blocks_of_halves() const {
@@ -188,17 +212,20 @@ struct KdaScores : KdaWarp {
         mma_m16n8k16<kIo>(sums[0], a, b[0], b[1]);
         mma_m16n8k16<kIo>(sums[1], a, b[2], b[3]);
     }
-    // sums += 16 left rows x 16 right rows.
+    // sums += 16 left rows x 16 right rows, in two chains of dependent MMAs.
     __device__ __forceinline__ void multiply(float (&sums)[2][4], const SwizzledTile* left, unsigned left_first,
                                              const SwizzledTile* right, unsigned right_first) const {
         const OperandRow left_at(left, left_first + left_row(), left_vector()),
             right_at(right, right_first + right_row(), right_vector());
+        float odd[2][4] = {};
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             unsigned a[4];
             ldmatrix_x4(a, left_at.at(step));
-            multiply_step(sums, a, right_at.at(step));
+            multiply_step(step % 2 == 0 ? sums : odd, a, right_at.at(step));
         }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums[i / 4][i % 4] += odd[i / 4][i % 4];
     }
     // The same with eight columns, and this lane's own rows.
     __device__ __forceinline__ void multiply_eight(float (&sums)[4], const SwizzledTile* left, unsigned left_own,

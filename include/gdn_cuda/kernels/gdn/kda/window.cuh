@@ -14,12 +14,16 @@ __device__ __forceinline__ int kda_position(const GdnCall& call, const KdaWindow
     return window.positions != nullptr ? window.positions[first_kda_chunk(span.start, sequence) + chunk]
                                        : chunk * call.sequences + sequence;
 }
+// Most calls divide by 1. A division is a chain of some hundred cycles, for which a block's first load would wait.
+__device__ __forceinline__ unsigned quotient(unsigned x, unsigned divisor) {
+    return divisor == 1 ? x : x / divisor;
+}
 // The chunk at a position of the window; false if it has none.
 __device__ __forceinline__ bool find_kda_place(const GdnCall& call, const KdaWindow& window, int in_window, int& sequence,
                                                int& chunk) {
     const unsigned position = window.first + in_window, sequences = call.sequences;
     if (window.places == nullptr) {
-        chunk = static_cast<int>(position / sequences);
+        chunk = static_cast<int>(quotient(position, sequences));
         sequence = static_cast<int>(position - chunk * sequences);
         return true;
     }
