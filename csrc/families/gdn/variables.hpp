@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../../jit/env.hpp"
+#include "kda_segments.hpp"
 
 namespace gdn_cuda::gdn {
 
@@ -36,5 +37,13 @@ inline const jit::Setting kKdaWindowVariable({"GDN_KDA_WINDOW", "auto",
                                               "channel of the key has a gate: auto, or a number"},
                                              "auto, or a number from 1 to 1048576",
                                              [](const std::string& text) { return jit::auto_or_number(text, kMostKdaWindow); });
+
+inline const jit::Setting kKdaBackwardSegmentsVariable({"GDN_KDA_BACKWARD_SEGMENTS", "auto",
+                                                        "into how many segments the backward of chunked_forward splits "
+                                                        "sequences, where every channel of the key has a gate: auto, "
+                                                        "or 1 to 128"},
+                                                       "auto, or a number from 1 to 128", [](const std::string& text) {
+                                                           return jit::auto_or_number(text, kMostKdaSegments);
+                                                       });
 
 }  // namespace gdn_cuda::gdn

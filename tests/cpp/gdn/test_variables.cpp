@@ -26,5 +26,16 @@ TEST(GdnVariables, TheWindowOfKimiDeltaAttention) {
     EXPECT_CONTAINS(window("0"), "GDN_KDA_WINDOW: expected auto, or a number from 1 to 1048576, got \"0\"");
 }
 
+TEST(GdnVariables, TheSegmentsOfTheBackwardOfKimiDeltaAttention) {
+    const auto segments = [](const char* text) {
+        return in_child({{"GDN_KDA_BACKWARD_SEGMENTS", text}},
+                        [] { return std::to_string(gdn::kKdaBackwardSegmentsVariable.value()); })
+            .value;
+    };
+    EXPECT_EQ(segments("auto"), "0");
+    EXPECT_EQ(segments("128"), "128");
+    EXPECT_CONTAINS(segments("129"), "GDN_KDA_BACKWARD_SEGMENTS: expected auto, or a number from 1 to 128, got \"129\"");
+}
+
 }  // namespace
 }  // namespace gdn_cuda::test
