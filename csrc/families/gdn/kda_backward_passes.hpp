@@ -57,12 +57,12 @@ struct KdaBackwardPasses {
         constexpr int kRows = KdaBackwardStatesConfig::rows_per_block();
         const i64 tokens = call.cu_seqlens.data != nullptr ? call.tokens / call.sequences : call.tokens,
                   pairs = heads_at_once() * call.sequences;
-        return kda_segments({.pairs = pairs,
-                             .chunks = ceil_div(tokens, i64{kKdaTokens}),
-                             .value_tiles = ceil_div(call.dv, kRows),
-                             .key_tiles = ceil_div(call.dk, kRows),
-                             .fold_blocks = pairs * ceil_div(call.dv, kFoldStatesConfigurations.front().rows)},
-                            jit::device_traits(target.ordinal).multiprocessors);
+        return kda_backward_segments({.pairs = pairs,
+                                      .chunks = ceil_div(tokens, i64{kKdaTokens}),
+                                      .value_tiles = ceil_div(call.dv, kRows),
+                                      .key_tiles = ceil_div(call.dk, kRows),
+                                      .fold_blocks = pairs * ceil_div(call.dv, kFoldStatesConfigurations.front().rows)},
+                                     jit::device_traits(target.ordinal).multiprocessors);
     }
 
     static void prefetch(const GdnCall& call, DType io, const Target& target) {
@@ -104,7 +104,7 @@ struct KdaBackwardPasses {
         return call.sequences * i64{call.dk} * ((segments - 1) * 2 * i64{call.dv} + segments * i64{call.dk});
     }
     // States through the summaries of segments, in place of U or N.
-    void fold(const RecurrentStates& start, int first_head, i64 heads, const KdaSegments& segments, bool reverse,
+    void fold(const RecurrentStates& start, int first_head, i64 heads, const KdaBackwardSegments& segments, bool reverse,
               const Target& target) const {
         const auto matrices = [&](const float* data, i64 rows) {
             const i64 head = rows * call.dk;

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "../../jit/env.hpp"
-#include "kda_segments.hpp"
+#include "kda_backward_segments.hpp"
 
 namespace gdn_cuda::gdn {
 
@@ -43,7 +43,7 @@ inline const jit::Setting kKdaBackwardSegmentsVariable({"GDN_KDA_BACKWARD_SEGMEN
                                                         "sequences, where every channel of the key has a gate: auto, "
                                                         "or 1 to 128"},
                                                        "auto, or a number from 1 to 128", [](const std::string& text) {
-                                                           return jit::auto_or_number(text, kMostKdaSegments);
+                                                           return jit::auto_or_number(text, kMostKdaBackwardSegments);
                                                        });
 
 }  // namespace gdn_cuda::gdn

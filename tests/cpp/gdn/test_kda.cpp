@@ -3,7 +3,7 @@
 
 #include <gdn_cuda/kernels/gdn/kda_backward/plan.cuh>
 
-#include "families/gdn/kda_segments.hpp"
+#include "families/gdn/kda_backward_segments.hpp"
 #include "families/gdn/kda_window.hpp"
 
 namespace gdn_cuda::gdn {
@@ -32,35 +32,36 @@ KdaChains chains_of(i64 pairs, i64 tokens) {
     return {.pairs = pairs, .chunks = ceil_div(tokens, i64{16}), .value_tiles = 2, .key_tiles = 2, .fold_blocks = pairs * 8};
 }
 
-TEST(KdaSegments, AreOneWhereChainsFillTheDeviceOrAreShort) {
-    for (const i64 tokens : {0, 1, 16, 100, 255}) EXPECT_EQ(kda_segments(chains_of(1, tokens), kH200), 1) << tokens;
-    for (const i64 pairs : {67, 132, 256, 4096}) EXPECT_EQ(kda_segments(chains_of(pairs, 1 << 20), kH200), 1) << pairs;
+TEST(KdaBackwardSegments, AreOneWhereChainsFillTheDeviceOrAreShort) {
+    for (const i64 tokens : {0, 1, 16, 100, 255}) EXPECT_EQ(kda_backward_segments(chains_of(1, tokens), kH200), 1) << tokens;
+    for (const i64 pairs : {67, 132, 256, 4096}) EXPECT_EQ(kda_backward_segments(chains_of(pairs, 1 << 20), kH200), 1) << pairs;
 }
 
-TEST(KdaSegments, FillTheDevice) {
+TEST(KdaBackwardSegments, FillTheDevice) {
     for (const i64 pairs : {1, 4, 5, 16, 32}) {
-        const int segments = kda_segments(chains_of(pairs, 32768), kH200);
+        const int segments = kda_backward_segments(chains_of(pairs, 32768), kH200);
         EXPECT_LE(pairs * 2 * segments, 2 * kH200) << pairs;
         EXPECT_GT(segments, 1) << pairs;
         EXPECT_GE(pairs * 2 * (segments + 1), pairs == 1 ? 60 : kH200) << pairs;
     }
-    EXPECT_EQ(kda_segments(chains_of(16, 8192), kH200), 8);
-    EXPECT_EQ(kda_segments(chains_of(5, 32768), kH200), 26);
+    EXPECT_EQ(kda_backward_segments(chains_of(16, 8192), kH200), 8);
+    EXPECT_EQ(kda_backward_segments(chains_of(5, 32768), kH200), 26);
 }
 
-TEST(KdaSegments, AreNeverSlowerThanOne) {
+TEST(KdaBackwardSegments, AreNeverSlowerThanOne) {
     for (const int multiprocessors : {1, 20, 132})
         for (const i64 pairs : {1, 3, 16, 65, 70, 1000})
             for (const i64 tokens : {100, 1000, 10000, 1000000}) {
                 const KdaChains chains = chains_of(pairs, tokens);
-                const int segments = kda_segments(chains, multiprocessors);
+                const int segments = kda_backward_segments(chains, multiprocessors);
                 EXPECT_GE(segments, 1);
-                EXPECT_LE(segments, kMostKdaSegments);
-                EXPECT_LE(kda_segments_time(chains, segments, multiprocessors), kda_segments_time(chains, 1, multiprocessors));
+                EXPECT_LE(segments, kMostKdaBackwardSegments);
+                EXPECT_LE(kda_backward_segments_time(chains, segments, multiprocessors),
+                          kda_backward_segments_time(chains, 1, multiprocessors));
             }
 }
 
-TEST(KdaSegments, ShareAllChunksInOrder) {
+TEST(KdaBackwardSegments, ShareAllChunksInOrder) {
     for (const int chunks : {0, 1, 2, 5, 16, 1000})
         for (const int count : {1, 2, 3, 7, 128}) {
             int end = 0, least = chunks, most = 0;

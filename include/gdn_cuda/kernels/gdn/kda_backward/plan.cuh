@@ -94,12 +94,12 @@ struct KdaBackwardStatesConfig {
 // Segments of every sequence along time, which chains take all at once. A summary of a segment is what it does to any state:
 //     S_after = S_before M + U    E_before = E_after M^T + N
 // The chain forwards computes U from S = 0, and M from S = 1 without values; the one backwards N from E = 0.
-struct KdaSegments {
+struct KdaBackwardSegments {
     int count = 1;
-    bool summaries = false;  // nothing but them is stored
+    bool summaries = false;    // nothing but them is stored
     bool values, first, last;  // which are wanted: U or N; M of the first and of the last segment
-    float* boundaries;       // (boundary, sequence, head, dv, dk) after each segment but the last: U or N, S or E
-    float* transitions;      // M, (segment, sequence, head, dk, dk)
+    float* boundaries;         // (boundary, sequence, head, dv, dk) after each segment but the last: U or N, S or E
+    float* transitions;        // M, (segment, sequence, head, dk, dk)
 };
 // The chunks of a segment of a sequence.
 struct KdaSegment {
@@ -115,7 +115,7 @@ struct KdaBackwardStatesArgs {
     Rows value, value_gradient;     // value or the outputs' gradient; of the chain of gradients
     RecurrentStates initial, last;  // fp32, contiguous; `last` may be absent, and an absent `initial` is 0
     KdaBackwardHandover to;         // those of its results that are wanted; no others are stored
-    KdaSegments segments;
+    KdaBackwardSegments segments;
     Tagged cu_seqlens;
     int sequences, tokens, first_head, dk, dv;
 };

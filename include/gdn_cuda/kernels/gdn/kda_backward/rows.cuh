@@ -26,8 +26,7 @@ struct KdaRows : MmaLane {
     float state[2 * kSteps][4];
 
     __device__ __forceinline__ KdaRows(KdaChainPlan<kConfig>& shared, const KdaBackwardStatesArgs& args)
-        : shared(shared),
-          args(args) {
+        : shared(shared), args(args) {
         const unsigned tiles = gridDim.x / args.segments.count;
         segment = static_cast<int>(blockIdx.x / tiles);
         first_row = static_cast<int>(blockIdx.x - segment * tiles) * kConfig.rows_per_block();
@@ -40,9 +39,7 @@ struct KdaRows : MmaLane {
     __device__ __forceinline__ int own_row() const { return first_row + kMmaWarpRows * warp; }
     __device__ __forceinline__ int in_time(int chunk) const { return kBackward ? chunks - 1 - chunk : chunk; }
     __device__ __forceinline__ i64 index_of(int chunk) const { return first_index + in_time(chunk); }
-    __device__ __forceinline__ int tokens_in(int chunk) const {
-        return min(kKdaTokens, length - in_time(chunk) * kKdaTokens);
-    }
+    __device__ __forceinline__ int tokens_in(int chunk) const { return min(kKdaTokens, length - in_time(chunk) * kKdaTokens); }
     // The element of a row tensor at a chunk's first token and row 0 of the value.
     __device__ __forceinline__ i64 first_element(const Rows& rows, int chunk) const {
         const i64 batch = args.cu_seqlens.data != nullptr ? 0 : sequence();
@@ -122,14 +119,13 @@ struct KdaRows : MmaLane {
     __device__ __forceinline__ float* matrix_in(float* matrices, int index, int rows) const {
         return matrices + ((static_cast<i64>(index) * args.sequences + sequence()) * gridDim.y + head()) * rows * args.dk;
     }
-    // S or E, or U or N, where the chain enters a segment that is not its first one, and where it leaves one that is not its last.
+    // S or E, or U or N, where the chain enters a segment that is not its first one, and where it leaves one that is not its
+    // last.
     __device__ __forceinline__ float* start_of(int segment) const {
         return matrix_in(args.segments.boundaries, kBackward ? segment : segment - 1, args.dv);
     }
     __device__ __forceinline__ float* end_of(int segment) const { return start_of(kBackward ? segment - 1 : segment + 1); }
-    __device__ __forceinline__ bool is_first(int segment) const {
-        return segment == (kBackward ? args.segments.count - 1 : 0);
-    }
+    __device__ __forceinline__ bool is_first(int segment) const { return segment == (kBackward ? args.segments.count - 1 : 0); }
     __device__ __forceinline__ bool is_last(int segment) const { return segment == (kBackward ? 0 : args.segments.count - 1); }
     __device__ __forceinline__ bool is_wanted() const {
         if (has_values()) return args.segments.values && !is_last(segment);
@@ -150,7 +146,7 @@ struct KdaRows : MmaLane {
     // Finds the block's chunks; false where it has none. No block starts from rows that are not all finite: the one before goes
     // on, as without segments. (M overflows where keys that are not normalised would make states grow, which may be 0.)
     __device__ __forceinline__ bool find_chunks() {
-        const KdaSegments& segments = args.segments;
+        const KdaBackwardSegments& segments = args.segments;
         const Span span = span_of(args.cu_seqlens, sequence(), args.tokens);
         const int start = segment, every = (span.length + kKdaTokens - 1) / kKdaTokens;
         if (segments.summaries) {

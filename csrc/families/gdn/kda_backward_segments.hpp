@@ -14,11 +14,11 @@ struct KdaChains {
     i64 fold_blocks;             // of gdn/fold_states, with 16 rows
 };
 
-inline constexpr int kMostKdaSegments = 128;
+inline constexpr int kMostKdaBackwardSegments = 128;
 
 // In us, on an H200 with 32 heads of 128 (2026-11-30), where two blocks a multiprocessor are taken to be as fast as one; the
 // fold with few rows is estimated.
-inline double kda_segments_time(const KdaChains& chains, int segments, int multiprocessors) {
+inline double kda_backward_segments_time(const KdaChains& chains, int segments, int multiprocessors) {
     constexpr double kGradients = 2.5, kStates = 1.8;  // for a chunk
     constexpr double kLaunch = 10, kFold = 5, kFoldOfFew = 3;
     const auto waves = [&](i64 blocks) { return static_cast<double>(ceil_div(blocks, i64{2} * multiprocessors)); };
@@ -32,13 +32,13 @@ inline double kda_segments_time(const KdaChains& chains, int segments, int multi
     return time + 4 * kLaunch + 2 * fold * static_cast<double>(others);
 }
 
-inline int kda_segments(const KdaChains& chains, int multiprocessors) {
+inline int kda_backward_segments(const KdaChains& chains, int multiprocessors) {
     constexpr i64 kLeastChunks = 8;
-    const int most = static_cast<int>(std::clamp<i64>(chains.chunks / kLeastChunks, 1, kMostKdaSegments));
+    const int most = static_cast<int>(std::clamp<i64>(chains.chunks / kLeastChunks, 1, kMostKdaBackwardSegments));
     int best = 1;
-    double least = kda_segments_time(chains, 1, multiprocessors);
+    double least = kda_backward_segments_time(chains, 1, multiprocessors);
     for (int segments = 2; segments <= most; ++segments)
-        if (const double time = kda_segments_time(chains, segments, multiprocessors); time < least) {
+        if (const double time = kda_backward_segments_time(chains, segments, multiprocessors); time < least) {
             best = segments;
             least = time;
         }

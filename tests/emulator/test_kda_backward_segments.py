@@ -3,7 +3,7 @@
 import pytest
 from devices import Device
 from emulated import emulated
-from kda_segments_on_device import *  # noqa: F403
+from kda_backward_segments_on_device import *  # noqa: F403
 
 
 @pytest.fixture
