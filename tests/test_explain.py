@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 
 import pytest
 import torch
@@ -224,6 +225,23 @@ def test_segments_are_explained() -> None:
     whole = explained(gdn_cuda.chunked_forward, *given, device="h200", deterministic=True)
     assert [kernel for kernel, _ in launches(whole)][1:] == ["gdn/kda_own"]
     assert "sequences are not split into segments" in str(whole)
+
+
+def test_segments_of_the_backward_of_long_sequences_are_explained() -> None:
+    rows = torch.empty(1, 20000, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    beta = torch.empty(1, 20000, 2, device="meta")
+
+    def step(value: torch.Tensor, gate: torch.Tensor) -> None:
+        out, _ = gdn_cuda.chunked_forward(rows.detach(), rows.detach(), value, beta, gate)
+        torch.autograd.grad(out.sum(), [x for x in (value, gate) if x.requires_grad])
+
+    both, alone = (explained(step, rows, gate, device="h100") for gate in (rows, rows.detach()))
+    chains, folds = 2 * ["gdn/kda_backward_states"], 2 * ["gdn/fold_states"]
+    names = [kernel for kernel, _ in launches(both)]
+    assert names[-8:] == ["gdn/kda_backward_prepare", *chains, *folds, *chains, "gdn/kda_backward_gradients"]
+    assert [kernel for kernel, _ in launches(alone)][-5:] == [names[-8], *chains, *folds[:1], *chains[:1]]
+    counts = {n for each in (both, alone) for step in each.steps for n in re.findall(r", (\d+) segments", step["reason"])}
+    assert len(counts) == 1 and int(counts.pop()) > 1
 
 
 def test_a_call_that_cannot_be_explained_is_refused_in_a_sentence() -> None:

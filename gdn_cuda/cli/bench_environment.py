@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-CHOICES = ("GDN_KDA_SEGMENTS", "GDN_KDA_WINDOW", "GDN_PREFILL", "GDN_SCAN_PIECES", "GDN_SSD_PREFILL", "GDN_TUNED")
+CHOICES = (
+    "GDN_KDA_BACKWARD_SEGMENTS",
+    "GDN_KDA_SEGMENTS",
+    "GDN_KDA_WINDOW",
+    "GDN_PREFILL",
+    "GDN_SCAN_PIECES",
+    "GDN_SSD_PREFILL",
+    "GDN_TUNED",
+)
 
 
 def environment(operator: str, cpu: bool) -> dict[str, Any]:

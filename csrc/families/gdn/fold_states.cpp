@@ -32,10 +32,11 @@ FoldStatesArgs prepare_fold(const FoldStates& x) {
     const auto matrices = [](const View& view) {
         return FoldedMatrices{static_cast<const float*>(view.data), view.stride(0), view.stride(1), view.stride(2)};
     };
-    return {.state = static_cast<const float*>(state.data),
+    return {.state = {static_cast<const float*>(state.data), 0, heads * dv * dk, dv * dk},
             .out = static_cast<float*>(out.data),
             .additions = matrices(additions),
             .transitions = matrices(transitions),
+            .every = nullptr,
             .parts = static_cast<int>(parts),
             .heads = static_cast<int>(heads),
             .dv = static_cast<int>(dv),

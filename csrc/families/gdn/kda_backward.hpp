@@ -56,11 +56,16 @@ struct KdaBackwardStates {
     static void run(Direction direction, const Args& args, i64 heads, DType io, const Target& target) {
         if (args.sequences == 0 || heads == 0 || args.dv == 0) return;
         const Config config{.head_k = kda_backward_config(args.dk, io).head_k, .io = io, .direction = direction};
-        const i64 tiles = ceil_div(args.dv, config.rows_per_block());
-        launch<KdaBackwardStates>(config, args, {tiles, heads, args.sequences}, target, [&](const auto& device) {
-            return fmt::format("{}; {} blocks of {} value rows for {} multiprocessors",
-                               direction == Direction::forward ? "states" : "gradients of states",
-                               tiles * heads * args.sequences, config.rows_per_block(), device.multiprocessors);
+        const bool forward = direction == Direction::forward, summaries = args.segments.summaries;
+        const i64 tiles = ceil_div(args.dv, config.rows_per_block()) +
+                          (summaries && forward ? ceil_div(args.dk, config.rows_per_block()) : 0),
+                  blocks = tiles * args.segments.count;
+        launch<KdaBackwardStates>(config, args, {blocks, heads, args.sequences}, target, [&](const auto& device) {
+            return fmt::format("{}{}{}; {} blocks of {} rows for {} multiprocessors",
+                               forward ? "states" : "gradients of states",
+                               args.segments.count > 1 ? fmt::format(", {} segments", args.segments.count) : "",
+                               summaries ? ", what each does to any" : "", blocks * heads * args.sequences,
+                               config.rows_per_block(), device.multiprocessors);
         });
     }
 };

@@ -1,13 +1,15 @@
 // The passes of the backward of gated_delta_rule with a gate for every channel of the key, over as many key heads at a time as
-// the workspace holds.
+// the workspace holds, or one fewer: groups are of nearly equal size. Segments of the chains have memory of their own.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 
+#include "fold_states.hpp"
 #include "kda_backward.hpp"
 #include "prepared.hpp"
+#include "variables.hpp"
 #include "wanted_gradients.hpp"
 
 namespace gdn_cuda::gdn {
@@ -39,8 +41,35 @@ struct KdaBackwardPasses {
         return {chunks() * record, chunks() * call.dv * head_k * 2, chunks() * kKdaTokens * call.dv * 2};
     }
 
+    i64 key_heads() const { return call.heads / call.heads_per_key; }
+    // Key heads of a group, where a head of them needs `least` bytes.
+    static i64 group_of(i64 all, i64 least, i64 workspace) {
+        return all == 0 ? 0 : ceil_div(all, ceil_div(all, least > 0 ? std::clamp<i64>(workspace / least, 1, all) : all));
+    }
+    i64 least(WantedGradients wanted) const { return sizes().bytes_per_head(wanted) * call.heads_per_key; }
+    // Whatever the workspace and the wanted gradients are, so that those have no part in the bits.
+    i64 heads_at_once() const {
+        return group_of(key_heads(), least(WantedGradients::all), kDefaultWorkspace) * call.heads_per_key;
+    }
+    int segments(const Target& target) const {
+        if (const int wanted = kKdaBackwardSegmentsVariable.value(); wanted > 0) return wanted;
+        if (call.sequences == 0) return 1;
+        constexpr int kRows = KdaBackwardStatesConfig::rows_per_block();
+        const i64 tokens = call.cu_seqlens.data != nullptr ? call.tokens / call.sequences : call.tokens,
+                  pairs = heads_at_once() * call.sequences;
+        return kda_backward_segments({.pairs = pairs,
+                                      .chunks = ceil_div(tokens, i64{kKdaTokens}),
+                                      .value_tiles = ceil_div(call.dv, kRows),
+                                      .key_tiles = ceil_div(call.dk, kRows),
+                                      .fold_blocks = pairs * ceil_div(call.dv, kFoldStatesConfigurations.front().rows)},
+                                     jit::device_traits(target.ordinal).multiprocessors);
+    }
+
     static void prefetch(const GdnCall& call, DType io, const Target& target) {
         const KdaBackwardConfig config = kda_backward_config(call.dk, io);
+        const KdaBackwardPasses passes{.call = call, .io = io};
+        if (passes.segments(target) > 1)
+            StatesFold::prefetch(call.dk, call.dv, passes.heads_at_once() * call.sequences, target);
         gdn_cuda::prefetch<KdaBackwardPrepare>(config, target);
         for (const Direction direction : {Direction::backward, Direction::forward})
             gdn_cuda::prefetch<KdaBackwardStates>({config.head_k, io, direction}, target);
@@ -51,20 +80,64 @@ struct KdaBackwardPasses {
     void run(const Checks& check, std::optional<i64> given, const Tensor& like, const Target& target) const {
         const Sizes sizes = this->sizes();
         const i64 least = sizes.bytes_per_head(wanted) * call.heads_per_key,
-                  workspace = given.value_or(std::max(i64{1} << 30, least));
+                  workspace = given.value_or(std::max(kDefaultWorkspace, least));
         GDN_REQUIRE(check, least <= workspace, "workspace",
                     fmt::format("at least {} bytes, what the backward of one key head needs", least),
                     fmt::format("{}", workspace));
         if (call.heads == 0 || call.sequences == 0) return;
-        const i64 all_key_heads = call.heads / call.heads_per_key,
-                  key_heads = least > 0 ? std::min(all_key_heads, workspace / least) : all_key_heads;
-        const Tensor memory = torch::stable::new_empty(like, {key_heads * least}, ScalarType::Byte);
-        for (i64 first = 0; first < all_key_heads; first += key_heads)
-            run_heads(first, std::min(key_heads, all_key_heads - first), sizes, static_cast<char*>(memory_of(memory)), target);
+        const i64 most = group_of(key_heads(), least, workspace), groups = ceil_div(key_heads(), most);
+        const int segments = this->segments(target);
+        const Tensor memory = torch::stable::new_empty(like, {most * least}, ScalarType::Byte),
+                     matrices = torch::stable::new_empty(
+                         like, {segments > 1 ? most * call.heads_per_key * matrices_per_head(segments) : 0}, ScalarType::Float);
+        for (i64 group = 0; group < groups; ++group) {
+            const i64 first = key_heads() * group / groups, end = key_heads() * (group + 1) / groups;
+            run_heads(first, end - first, sizes, static_cast<char*>(memory_of(memory)), segments,
+                      static_cast<float*>(memory_of(matrices)), target);
+        }
     }
 
   private:
-    void run_heads(i64 first_key_head, i64 key_heads, const Sizes& sizes, char* memory, const Target& target) const {
+    static constexpr i64 kDefaultWorkspace = i64{1} << 30;
+
+    i64 matrices_per_head(int segments) const {  // fp32 elements: of S, E and M
+        return call.sequences * i64{call.dk} * ((segments - 1) * 2 * i64{call.dv} + segments * i64{call.dk});
+    }
+    // States through the summaries of segments, in place of U or N.
+    void fold(const RecurrentStates& start, int first_head, i64 heads, const KdaBackwardSegments& segments, bool reverse,
+              const Target& target) const {
+        const auto matrices = [&](const float* data, i64 rows) {
+            const i64 head = rows * call.dk;
+            return FoldedMatrices{data, call.sequences * heads * head, heads * head, head};
+        };
+        FoldStatesArgs args{.state = {},
+                            .out = nullptr,
+                            .additions = matrices(segments.boundaries, call.dv),
+                            .transitions = matrices(segments.transitions, call.dk),
+                            .every = segments.boundaries,
+                            .parts = segments.count - 1,
+                            .heads = static_cast<int>(heads),
+                            .dv = call.dv,
+                            .dk = call.dk,
+                            .reverse = reverse};
+        if (reverse) args.transitions.data += args.transitions.part;
+        if (start.data != nullptr) {
+            args.state = {static_cast<const float*>(start.data) + first_head * start.head, 0, start.slot, start.head};
+        } else {  // from 0: the first summary is the state after it
+            args.state = args.additions;
+            args.parts -= 1;
+            if (reverse) {
+                args.state.data += args.parts * args.additions.part;
+            } else {
+                args.additions.data += args.additions.part;
+                args.every += args.additions.part;
+                args.transitions.data += args.transitions.part;
+            }
+        }
+        if (args.parts > 0) StatesFold::run(args, call.sequences, target);
+    }
+    void run_heads(i64 first_key_head, i64 key_heads, const Sizes& sizes, char* memory, int segments, float* matrices,
+                   const Target& target) const {
         const i64 heads = key_heads * call.heads_per_key;
         const int first = static_cast<int>(first_key_head * call.heads_per_key);
         const bool all = wanted == WantedGradients::all;
@@ -88,13 +161,34 @@ struct KdaBackwardPasses {
                                     .first_head = first,
                                     .dk = call.dk,
                                     .dv = call.dv};
+        KdaBackwardStatesArgs states_chain = chain;
+        states_chain.value = call.value;
+        states_chain.value_gradient = {};
+        states_chain.initial = initial;
+        states_chain.last = {};
+        if (segments > 1) {
+            const i64 boundaries = heads * call.sequences * (segments - 1) * call.dv * call.dk;
+            chain.segments = {
+                .count = segments, .values = true, .boundaries = matrices, .transitions = matrices + 2 * boundaries};
+            states_chain.segments = chain.segments;
+            states_chain.segments.boundaries += boundaries;
+            states_chain.segments.values = all;
+            states_chain.segments.first = all && initial.data != nullptr;
+            states_chain.segments.last = final_gradient.data != nullptr;
+            for (const Direction direction : {Direction::backward, Direction::forward}) {
+                KdaBackwardStatesArgs summaries = direction == Direction::backward ? chain : states_chain;
+                summaries.value_gradient = {};
+                summaries.initial = summaries.last = {};
+                summaries.to = {.records = handover.records, .chunks = handover.chunks};
+                summaries.segments.summaries = true;
+                KdaBackwardStates::run(direction, summaries, heads, io, target);
+            }
+            fold(final_gradient, first, heads, chain.segments, true, target);
+            if (all) fold(initial, first, heads, states_chain.segments, false, target);
+        }
         KdaBackwardStates::run(Direction::backward, chain, heads, io, target);
         if (!all) return;
-        chain.value = call.value;
-        chain.value_gradient = {};
-        chain.initial = initial;
-        chain.last = {};
-        KdaBackwardStates::run(Direction::forward, chain, heads, io, target);
+        KdaBackwardStates::run(Direction::forward, states_chain, heads, io, target);
         KdaBackwardGradients::run({.call = call,
                                    .output_gradient = output_gradient,
                                    .query_gradient = query_gradient,

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../../jit/env.hpp"
+#include "kda_backward_segments.hpp"
 
 namespace gdn_cuda::gdn {
 
@@ -41,5 +42,13 @@ inline const jit::Setting kKdaSegmentsVariable(
      "into how many segments chunked_forward splits a sequence of average length, where every channel of the key has a gate: "
      "auto, or 1 to 256"},
     "auto, or a number from 1 to 256", [](const std::string& text) { return jit::auto_or_number(text, 256); });
+
+inline const jit::Setting kKdaBackwardSegmentsVariable({"GDN_KDA_BACKWARD_SEGMENTS", "auto",
+                                                        "into how many segments the backward of chunked_forward splits "
+                                                        "sequences, where every channel of the key has a gate: auto, "
+                                                        "or 1 to 128"},
+                                                       "auto, or a number from 1 to 128", [](const std::string& text) {
+                                                           return jit::auto_or_number(text, kMostKdaBackwardSegments);
+                                                       });
 
 }  // namespace gdn_cuda::gdn

@@ -1,6 +1,9 @@
-// The windows of chunks in which Kimi Delta Attention runs, and the segments of sequences there.
+// The windows of chunks in which Kimi Delta Attention runs, and the segments of sequences there and in the backward.
 #include <gtest/gtest.h>
 
+#include <gdn_cuda/kernels/gdn/kda_backward/plan.cuh>
+
+#include "families/gdn/kda_backward_segments.hpp"
 #include "families/gdn/kda_segments.hpp"
 #include "families/gdn/kda_window.hpp"
 
@@ -68,6 +71,57 @@ TEST(KdaSegments, SaveWhatTheModelAsksFor) {
                     EXPECT_LT(time(found), 0.95 * time(1));
                 }
             }
+}
+
+constexpr int kH200 = 132;
+
+KdaChains chains_of(i64 pairs, i64 tokens) {
+    return {.pairs = pairs, .chunks = ceil_div(tokens, i64{16}), .value_tiles = 2, .key_tiles = 2, .fold_blocks = pairs * 8};
+}
+
+TEST(KdaBackwardSegments, AreOneWhereChainsFillTheDeviceOrAreShort) {
+    for (const i64 tokens : {0, 1, 16, 100, 255}) EXPECT_EQ(kda_backward_segments(chains_of(1, tokens), kH200), 1) << tokens;
+    for (const i64 pairs : {67, 132, 256, 4096}) EXPECT_EQ(kda_backward_segments(chains_of(pairs, 1 << 20), kH200), 1) << pairs;
+}
+
+TEST(KdaBackwardSegments, FillTheDevice) {
+    for (const i64 pairs : {1, 4, 5, 16, 32}) {
+        const int segments = kda_backward_segments(chains_of(pairs, 32768), kH200);
+        EXPECT_LE(pairs * 2 * segments, 2 * kH200) << pairs;
+        EXPECT_GT(segments, 1) << pairs;
+        EXPECT_GE(pairs * 2 * (segments + 1), pairs == 1 ? 60 : kH200) << pairs;
+    }
+    EXPECT_EQ(kda_backward_segments(chains_of(16, 8192), kH200), 8);
+    EXPECT_EQ(kda_backward_segments(chains_of(5, 32768), kH200), 26);
+}
+
+TEST(KdaBackwardSegments, AreNeverSlowerThanOne) {
+    for (const int multiprocessors : {1, 20, 132})
+        for (const i64 pairs : {1, 3, 16, 65, 70, 1000})
+            for (const i64 tokens : {100, 1000, 10000, 1000000}) {
+                const KdaChains chains = chains_of(pairs, tokens);
+                const int segments = kda_backward_segments(chains, multiprocessors);
+                EXPECT_GE(segments, 1);
+                EXPECT_LE(segments, kMostKdaBackwardSegments);
+                EXPECT_LE(kda_backward_segments_time(chains, segments, multiprocessors),
+                          kda_backward_segments_time(chains, 1, multiprocessors));
+            }
+}
+
+TEST(KdaBackwardSegments, ShareAllChunksInOrder) {
+    for (const int chunks : {0, 1, 2, 5, 16, 1000})
+        for (const int count : {1, 2, 3, 7, 128}) {
+            int end = 0, least = chunks, most = 0;
+            for (int segment = 0; segment < count; ++segment) {
+                const KdaSegment each = kda_segment(chunks, count, segment);
+                EXPECT_EQ(each.first, end);
+                end = each.end;
+                least = std::min(least, each.end - each.first);
+                most = std::max(most, each.end - each.first);
+            }
+            EXPECT_EQ(end, chunks);
+            EXPECT_LE(most - least, 1);
+        }
 }
 
 }  // namespace

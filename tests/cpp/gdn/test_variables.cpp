@@ -36,5 +36,16 @@ TEST(GdnVariables, TheSegmentsOfKimiDeltaAttention) {
     EXPECT_CONTAINS(segments("257"), "GDN_KDA_SEGMENTS: expected auto, or a number from 1 to 256, got \"257\"");
 }
 
+TEST(GdnVariables, TheSegmentsOfTheBackwardOfKimiDeltaAttention) {
+    const auto segments = [](const char* text) {
+        return in_child({{"GDN_KDA_BACKWARD_SEGMENTS", text}},
+                        [] { return std::to_string(gdn::kKdaBackwardSegmentsVariable.value()); })
+            .value;
+    };
+    EXPECT_EQ(segments("auto"), "0");
+    EXPECT_EQ(segments("128"), "128");
+    EXPECT_CONTAINS(segments("129"), "GDN_KDA_BACKWARD_SEGMENTS: expected auto, or a number from 1 to 128, got \"129\"");
+}
+
 }  // namespace
 }  // namespace gdn_cuda::test

@@ -24,9 +24,10 @@ struct FoldedMatrices {
 };
 
 struct FoldStatesArgs {
-    const float* state;  // (sequence, head, dv, dk), contiguous, as `out`
-    float* out;
+    FoldedMatrices state;  // without parts
+    float* out;            // (sequence, head, dv, dk), contiguous, or nullptr
     FoldedMatrices additions, transitions;
+    float* every;  // the state after each part, in the place that its addition has among those; or nullptr
     int parts, heads, dv, dk;
     bool reverse;
 };

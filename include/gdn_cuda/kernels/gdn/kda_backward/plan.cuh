@@ -88,13 +88,34 @@ struct KdaBackwardStatesConfig {
     GDN_HOST_DEVICE static constexpr int threads() { return 128; }
     GDN_HOST_DEVICE static constexpr int rows_per_block() { return 64; }  // 16 a warp
     GDN_HOST_DEVICE constexpr int stages() const { return head_k > 128 ? 2 : 3; }
-    GDN_HOST_DEVICE constexpr int least_blocks() const { return head_k > 128 ? 1 : 2; }
+    GDN_HOST_DEVICE constexpr int least_blocks() const { return head_k > 128 ? 1 : 3; }
 };
+
+// Segments of every sequence along time, which chains take all at once. A summary of a segment is what it does to any state:
+//     S_after = S_before M + U    E_before = E_after M^T + N
+// The chain forwards computes U from S = 0, and M from S = 1 without values; the one backwards N from E = 0.
+struct KdaBackwardSegments {
+    int count = 1;
+    bool summaries = false;    // nothing but them is stored
+    bool values, first, last;  // which are wanted: U or N; M of the first and of the last segment
+    float* boundaries;         // (boundary, sequence, head, dv, dk) after each segment but the last: U or N, S or E
+    float* transitions;        // M, (segment, sequence, head, dk, dk)
+};
+// The chunks of a segment of a sequence.
+struct KdaSegment {
+    int first, end;
+};
+GDN_HOST_DEVICE constexpr KdaSegment kda_segment(int chunks, int count, int segment) {
+    const int each = chunks / count, more = chunks % count;  // the first `more` have one more
+    const int first = each * segment + (segment < more ? segment : more);
+    return {first, first + each + (segment < more)};
+}
 
 struct KdaBackwardStatesArgs {
     Rows value, value_gradient;     // value or the outputs' gradient; of the chain of gradients
     RecurrentStates initial, last;  // fp32, contiguous; `last` may be absent, and an absent `initial` is 0
-    KdaBackwardHandover to;         // of `states` and `state_gradients` those that are computed, by_error or errors with them
+    KdaBackwardHandover to;         // those of its results that are wanted; no others are stored
+    KdaBackwardSegments segments;
     Tagged cu_seqlens;
     int sequences, tokens, first_head, dk, dv;
 };

@@ -19,33 +19,32 @@ struct KdaRows : MmaLane {
 
     KdaChainPlan<kConfig>& shared;
     const KdaBackwardStatesArgs& args;
-    int sequence, head, first_row, chunks;  // head: of the group's
-    Span span;
-    i64 first_index;
+    int segment, first_row;   // segment: the last one that the block computes
+    int chunks, first_index;  // of the block's segments; an index fits 32 bits, as 2^31 records are terabytes
+    int first_token, length;  // from there to the end of the sequence
 
     float state[2 * kSteps][4];
 
     __device__ __forceinline__ KdaRows(KdaChainPlan<kConfig>& shared, const KdaBackwardStatesArgs& args)
-        : shared(shared),
-          args(args),
-          sequence(static_cast<int>(blockIdx.z)),
-          head(static_cast<int>(blockIdx.y)),
-          first_row(static_cast<int>(blockIdx.x) * kConfig.rows_per_block()),
-          span(span_of(args.cu_seqlens, sequence, args.tokens)) {
-        chunks = (span.length + kKdaTokens - 1) / kKdaTokens;
-        const bool packed = args.cu_seqlens.data != nullptr;
-        first_index = head * args.to.chunks + first_chunk_index(packed, sequence, span.start, args.tokens, kKdaTokens);
+        : shared(shared), args(args) {
+        const unsigned tiles = gridDim.x / args.segments.count;
+        segment = static_cast<int>(blockIdx.x / tiles);
+        first_row = static_cast<int>(blockIdx.x - segment * tiles) * kConfig.rows_per_block();
     }
+    // Functions, not members, for the registers.
+    __device__ __forceinline__ static int sequence() { return static_cast<int>(blockIdx.z); }
+    __device__ __forceinline__ static int head() { return static_cast<int>(blockIdx.y); }  // of the group's
+    // Rows of M are in blocks after those of values.
+    __device__ __forceinline__ bool has_values() const { return first_row < args.dv; }
     __device__ __forceinline__ int own_row() const { return first_row + kMmaWarpRows * warp; }
     __device__ __forceinline__ int in_time(int chunk) const { return kBackward ? chunks - 1 - chunk : chunk; }
-    __device__ __forceinline__ int tokens_in(int chunk) const {
-        return min(kKdaTokens, span.length - in_time(chunk) * kKdaTokens);
-    }
+    __device__ __forceinline__ i64 index_of(int chunk) const { return first_index + in_time(chunk); }
+    __device__ __forceinline__ int tokens_in(int chunk) const { return min(kKdaTokens, length - in_time(chunk) * kKdaTokens); }
     // The element of a row tensor at a chunk's first token and row 0 of the value.
     __device__ __forceinline__ i64 first_element(const Rows& rows, int chunk) const {
-        const i64 batch = args.cu_seqlens.data != nullptr ? 0 : sequence;
-        return batch * rows.batch + (span.start + in_time(chunk) * kKdaTokens) * rows.token +
-               (args.first_head + static_cast<i64>(head)) * rows.head;
+        const i64 batch = args.cu_seqlens.data != nullptr ? 0 : sequence();
+        return batch * rows.batch + static_cast<i64>(first_token + in_time(chunk) * kKdaTokens) * rows.token +
+               (args.first_head + static_cast<i64>(head())) * rows.head;
     }
 
     // ---- Loads of a chunk
@@ -67,7 +66,7 @@ struct KdaRows : MmaLane {
     __device__ __forceinline__ void load_chunk(int chunk) const {
         if (chunk >= chunks) return;
         Stage& stage = shared.stages[chunk % kConfig.stages()];
-        const Record& record = static_cast<const Record*>(args.to.records)[first_index + in_time(chunk)];
+        const Record& record = static_cast<const Record*>(args.to.records)[index_of(chunk)];
         copy_rows(stage.key_in, record.key_in);
         copy_rows(stage.key_out, record.key_out);
         constexpr int kMatrixVectors = sizeof(KdaTokenMatrix) / 16;
@@ -95,36 +94,101 @@ struct KdaRows : MmaLane {
 
     // ---- The state in memory
 
+    // The lane's first row.
+    __device__ __forceinline__ int matrix_row() const {
+        constexpr int kRows = kConfig.rows_per_block();
+        return own_row() + g - (has_values() ? 0 : (args.dv + kRows - 1) / kRows * kRows);
+    }
     template <class Visit>
     __device__ __forceinline__ void for_each_pair(Visit&& visit) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int row = own_row() + g + 8 * half;
+            const int row = matrix_row() + 8 * half;
             const i64 at = static_cast<i64>(row) * args.dk + 2 * t;
+            const bool exists = row < (has_values() ? args.dv : args.dk);
 #pragma unroll
             for (int n = 0; n < 2 * kSteps; ++n)
-                visit(state[n][2 * half], state[n][2 * half + 1], at + 8 * n, row < args.dv && 8 * n < args.dk);
+                visit(state[n][2 * half], state[n][2 * half + 1], at + 8 * n, exists && 8 * n < args.dk);
         }
     }
     __device__ __forceinline__ float* state_in(const RecurrentStates& states) const {
-        return static_cast<float*>(states.data) + sequence * states.slot +
-               (args.first_head + static_cast<i64>(head)) * states.head;
+        if (states.data == nullptr) return nullptr;
+        return static_cast<float*>(states.data) + sequence() * states.slot +
+               (args.first_head + static_cast<i64>(head())) * states.head;
     }
-    __device__ __forceinline__ void load() {
-        if (args.initial.data == nullptr) {
-            for_each_pair([](float& a, float& b, i64, bool) { a = b = 0.f; });
-            return;
+    __device__ __forceinline__ float* matrix_in(float* matrices, int index, int rows) const {
+        return matrices + ((static_cast<i64>(index) * args.sequences + sequence()) * gridDim.y + head()) * rows * args.dk;
+    }
+    // S or E, or U or N, where the chain enters a segment that is not its first one, and where it leaves one that is not its
+    // last.
+    __device__ __forceinline__ float* start_of(int segment) const {
+        return matrix_in(args.segments.boundaries, kBackward ? segment : segment - 1, args.dv);
+    }
+    __device__ __forceinline__ float* end_of(int segment) const { return start_of(kBackward ? segment - 1 : segment + 1); }
+    __device__ __forceinline__ bool is_first(int segment) const { return segment == (kBackward ? args.segments.count - 1 : 0); }
+    __device__ __forceinline__ bool is_last(int segment) const { return segment == (kBackward ? 0 : args.segments.count - 1); }
+    __device__ __forceinline__ bool is_wanted() const {
+        if (has_values()) return args.segments.values && !is_last(segment);
+        return (segment > 0 || args.segments.first) && (segment < args.segments.count - 1 || args.segments.last);
+    }
+    // Of the block's rows.
+    __device__ __forceinline__ bool is_finite(const float* boundary) const {
+        const float* const from = boundary + static_cast<i64>(first_row) * args.dk;
+        const int elements = min(kConfig.rows_per_block(), args.dv - first_row) * args.dk;
+        float zero = 0.f;
+#pragma unroll 4
+        for (int i = 4 * thread; i < elements; i += 4 * kConfig.threads()) {
+            const float4 each = *reinterpret_cast<const float4*>(from + i);
+            zero = fmaf(0.f, each.x, fmaf(0.f, each.y, fmaf(0.f, each.z, fmaf(0.f, each.w, zero))));
         }
-        const float* const from = state_in(args.initial);
+        return !__syncthreads_or(zero != 0.f);
+    }
+    // Finds the block's chunks; false where it has none. No block starts from rows that are not all finite: the one before goes
+    // on, as without segments. (M overflows where keys that are not normalised would make states grow, which may be 0.)
+    __device__ __forceinline__ bool find_chunks() {
+        const KdaBackwardSegments& segments = args.segments;
+        const Span span = span_of(args.cu_seqlens, sequence(), args.tokens);
+        const int start = segment, every = (span.length + kKdaTokens - 1) / kKdaTokens;
+        if (segments.summaries) {
+            if (!is_wanted()) return false;
+        } else {
+            if (!is_first(start) && !is_finite(start_of(start))) return false;
+            while (!is_last(segment) && !is_finite(end_of(segment))) segment += kBackward ? -1 : 1;
+        }
+        const KdaSegment first = kda_segment(every, segments.count, kBackward ? segment : start),
+                         last = kda_segment(every, segments.count, kBackward ? start : segment);
+        chunks = last.end - first.first;
+        const bool packed = args.cu_seqlens.data != nullptr;
+        first_index = static_cast<int>(
+            head() * args.to.chunks + first_chunk_index(packed, sequence(), span.start, args.tokens, kKdaTokens) + first.first);
+        first_token = static_cast<int>(span.start) + first.first * kKdaTokens;
+        length = span.length - first.first * kKdaTokens;
+        return true;
+    }
+    // From where the segment `start` is entered.
+    __device__ __forceinline__ void load(int start) {
+        const float* from = nullptr;
+        if (!args.segments.summaries) from = is_first(start) ? state_in(args.initial) : start_of(start);
         for_each_pair([&](float& a, float& b, i64 at, bool exists) {
-            const float2 pair = exists ? *reinterpret_cast<const float2*>(from + at) : float2{};
+            const float2 pair = exists && from != nullptr ? *reinterpret_cast<const float2*>(from + at) : float2{};
             a = pair.x;
             b = pair.y;
         });
+        if (has_values()) return;
+        const int diagonal = matrix_row() - 2 * t;
+#pragma unroll
+        for (int n = 0; n < 2 * kSteps; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (8 * n + i % 2 == diagonal + i / 2 * 8) state[n][i] = 1.f;
     }
     __device__ __forceinline__ void store_last() {
-        if (args.last.data == nullptr) return;
-        float* const to = state_in(args.last);
+        float* to = nullptr;
+        if (args.segments.summaries)
+            to = has_values() ? end_of(segment) : matrix_in(args.segments.transitions, segment, args.dk);
+        else if (is_last(segment))
+            to = state_in(args.last);
+        if (to == nullptr) return;
         for_each_pair([&](float a, float b, i64 at, bool exists) {
             if (exists) *reinterpret_cast<float2*>(to + at) = {a, b};
         });
@@ -136,7 +200,7 @@ struct KdaRows : MmaLane {
     // chunks.
     __device__ __forceinline__ void multiply_keys(TokenTile& x, const unsigned short (&key)[kKdaTokens][kConfig.head_k + 8],
                                                   void* states, int chunk) {
-        Io* const to = static_cast<Io*>(states) + ((first_index + in_time(chunk)) * args.dv + own_row() + g) * kConfig.head_k;
+        Io* const to = static_cast<Io*>(states) + (index_of(chunk) * args.dv + own_row() + g) * kConfig.head_k;
         const bool stores[2] = {states != nullptr && own_row() + g < args.dv, states != nullptr && own_row() + g + 8 < args.dv};
         const VectorOfLane place = VectorOfLane::crossed(lane);
         const unsigned keys = shared_address(&key[place.row][8 * place.vector]);
