@@ -218,13 +218,13 @@ struct KdaChunkGradients {
     }
     __device__ __forceinline__ void store_rows(const Rows& rows,
                                                const unsigned short (&from)[kKdaTokens][kConfig.head_k]) const {
-        const int thread = own_thread();
+        const unsigned thread = opaque(threadIdx.x);
         constexpr int kVectors = kConfig.head_k / 8;
         Io* const to =
             static_cast<Io*>(rows.data) + place.sequence * rows.batch + place.first * rows.token + key_head() * rows.head;
 #pragma unroll
-        for (int i = 0; i < kKdaTokens * kVectors; i += kConfig.threads()) {
-            const int token = (i + thread) / kVectors, column = (i + thread) % kVectors * 8;
+        for (int i = 0; i < kKdaTokens; i += kConfig.threads() / kVectors) {
+            const int token = i + thread / kVectors, column = thread % kVectors * 8;
             if (token < place.tokens && column < call().dk)
                 *reinterpret_cast<uint4*>(to + token * rows.token + column) =
                     *reinterpret_cast<const uint4*>(&from[token][column]);

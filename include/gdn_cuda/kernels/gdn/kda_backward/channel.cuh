@@ -35,8 +35,8 @@ __device__ __forceinline__ void copy_kda_rows(unsigned short (&to)[kKdaTokens][k
     const char* const from = static_cast<const char*>(rows.data) +
                              (place.sequence * rows.batch + place.first * rows.token + head * rows.head) * kBytes;
 #pragma unroll
-    for (int i = 0; i < kKdaTokens * kVectors; i += kThreads) {
-        const int vector = i + static_cast<int>(threadIdx.x), token = vector / kVectors, column = vector % kVectors * 8;
+    for (int i = 0; i < kKdaTokens; i += kThreads / kVectors) {
+        const int token = i + threadIdx.x / kVectors, column = threadIdx.x % kVectors * 8;
         const bool exists = token < place.tokens && column < dk;
         cp_async_16_zfill(shared_address(&to[token][column]), from + (exists ? (token * rows.token + column) * kBytes : i64{0}),
                           exists);

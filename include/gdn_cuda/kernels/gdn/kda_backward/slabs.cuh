@@ -25,25 +25,25 @@ struct KdaSlabCopies {
 
     // index: of the head and chunk. `outputs`: dO of the chunk's first token.
     __device__ __forceinline__ KdaSlabCopies(const Slab& slab, const KdaBackwardGradientsArgs& args, i64 index,
-                                             const void* outputs, int count, int thread)
+                                             const void* outputs, int count, unsigned thread)
         : safe(args.from.states), values(args.call.dv) {
         const i64 first = index * values * kConfig.head_k * kBytes + thread * 16;
         states = static_cast<const char*>(args.from.states) + first;
         state_gradients = static_cast<const char*>(args.from.state_gradients) + first;
         states_at = shared_address(&slab.states[thread / kStateVectors][thread % kStateVectors * 8]);
-        const int token = thread / kTokenVectors % kKdaTokens, vector = thread % kTokenVectors;
-        tokens_at = shared_address(&slab.tokens[thread / kTokenVectors / kKdaTokens % Slab::kTokenRows][token][vector * 8]);
+        const int token = thread / kTokenVectors % kKdaTokens, column = thread % kTokenVectors * 8;
+        tokens_at = shared_address(&slab.tokens[thread / kTokenVectors / kKdaTokens % Slab::kTokenRows][token][column]);
         const i64 rows = kKdaTokens * values * kBytes;
 #pragma unroll
         for (int i = 0; i < kTokenCopies; ++i) {
-            const int which = (thread + i * kConfig.threads()) / kTokenVectors / kKdaTokens;
+            const int which = thread / (kTokenVectors * kKdaTokens) + i * kConfig.threads() / (kTokenVectors * kKdaTokens);
             const char* const from = which == 0   ? static_cast<const char*>(outputs)
                                      : which == 1 ? static_cast<const char*>(args.from.by_error) + index * rows
                                                   : static_cast<const char*>(args.from.errors) + (2 * index + which - 2) * rows;
             const i64 step = which == 0 ? args.output_gradient.token : values;
             const bool exists = which == 0 ? token < count : which < Slab::kTokenRows;
-            tokens[i] = from + (exists ? token * step + vector * 8 : 0) * kBytes;
-            values_of_token[i] = exists ? values - vector * 8 : 0;
+            tokens[i] = from + (exists ? token * step + column : 0) * kBytes;
+            values_of_token[i] = exists ? values - column : 0;
         }
     }
     // The next slab, `offset` bytes behind the first in shared memory.
@@ -91,8 +91,12 @@ struct KdaSlabProducts : MmaLane {
     __device__ __forceinline__ explicit KdaSlabProducts(Plan& shared) : shared(shared) { find_own_lane(); }
     // Anew for each value head, and after the products: what is computed from it and kept would spill.
     __device__ __forceinline__ void find_own_lane() {
-        find_lane(opaque(static_cast<int>(threadIdx.x)));
-        warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+        const unsigned own = opaque(threadIdx.x);  // unsigned: fewer instructions for each quotient
+        thread = own;
+        lane = own % 32;
+        g = own % 32 / 4;
+        t = own % 4;
+        warp = __shfl_sync(0xffffffffu, own / 32, 0);
     }
     __device__ __forceinline__ void run(const KdaBackwardGradientsArgs& args, i64 index, const void* outputs, int count) {
         clear(by_output);
