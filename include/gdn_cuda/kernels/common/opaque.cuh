@@ -26,5 +26,9 @@ __device__ __forceinline__ float opaque(float x) {
     asm volatile("" : "+f"(x));
     return x;
 }
+// What has been stored is loaded again rather than kept in registers.
+__device__ __forceinline__ void forget_memory() {
+    asm volatile("" ::: "memory");
+}
 
 }  // namespace gdn_cuda

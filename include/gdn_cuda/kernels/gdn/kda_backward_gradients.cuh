@@ -10,16 +10,18 @@
 //
 // A block takes a chunk and a key head, a thread a channel of the key. Its value heads follow one another: products that sum
 // over values by MMAs, slab by slab (slabs.cuh), then, by channel and in fp32, sums over pairs of tokens (within.cuh). R is two
-// 16-bit parts. Gradients of queries and keys are summed over the value heads in shared memory: with those in registers the
-// products' addresses would spill. Every term of dg carries the decay
-// across its token: a reset has a gradient of exactly 0, and nothing cancels.
+// 16-bit parts. Every term of dg carries the decay across its token: a reset has a gradient of exactly 0, and nothing cancels.
+// Between value heads of one key head, gradients of queries and keys are kept where the records of the first two were.
+//
+// Four blocks of 128 threads on a multiprocessor: keys and queries are in shared memory beside their products, and pairs of
+// tokens far apart are added first, as fewer gradients exist then.
 //
 // Bound: memory, S and E, 2 dk dv elements for 16 tokens (estimated).
 #pragma once
 
+#include <gdn_cuda/kernels/gdn/kda_backward/gate_slopes.cuh>
 #include <gdn_cuda/kernels/gdn/kda_backward/slabs.cuh>
 #include <gdn_cuda/kernels/gdn/kda_backward/within.cuh>
-#include <gdn_cuda/kernels/recurrence/decay_slopes.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -31,176 +33,211 @@ struct KdaChunkGradients {
     KdaBackwardGradientsPlan<kConfig.head_k>& shared;
     const KdaBackwardGradientsArgs& args;
     const KdaPlace& place = shared.place;
-    const int thread = static_cast<int>(threadIdx.x);
 
     __device__ __forceinline__ const GdnCall& call() const { return args.call; }
     // Computed where they are used rather than kept in registers.
+    __device__ __forceinline__ static int own_thread() { return opaque(static_cast<int>(threadIdx.x)); }
     __device__ __forceinline__ i64 key_head() const { return args.first_key_head + i64{blockIdx.y}; }
     __device__ __forceinline__ i64 first_head() const { return key_head() * call().heads_per_key; }
     // The element of a contiguous tensor (sequence, token, head).
     __device__ __forceinline__ i64 scalar_at(int token, i64 head) const {
         return (place.sequence * call().tokens + place.first + token) * call().heads + head;
     }
+    __device__ __forceinline__ i64 index_of(int i) const {
+        return (i64{blockIdx.y} * call().heads_per_key + i) * args.from.chunks + blockIdx.x;
+    }
+    __device__ __forceinline__ Record& record_of(int i) const { return static_cast<Record*>(args.from.records)[index_of(i)]; }
+    __device__ __forceinline__ void run() const {
+        copy_kda_rows<kConfig.threads()>(shared.rows.key, call().key, place, key_head(), call().dk);
+        copy_kda_rows<kConfig.threads()>(shared.rows.query, call().query, place, key_head(), call().dk);
+#pragma unroll 1
+        for (int i = 0; i < call().heads_per_key; ++i) {
+            load_scalars(record_of(i));  // the products' barriers follow
+            add_head(i);
+        }
+    }
+
+  private:
     __device__ __forceinline__ void load_scalars(const Record& record) const {
+        const int thread = own_thread();
         if (thread >= kKdaTokens) return;
         shared.beta[thread] = record.beta[thread];
         shared.key_norm[thread] = record.key_norm[thread];
         shared.query_norm[thread] = record.query_norm[thread];
     }
-    __device__ __forceinline__ void store_beta_gradient(int token, i64 head, float gradient) const {
-        if (token >= place.tokens || args.beta_gradient.data == nullptr) return;
-        if (call().forms.beta_is_logit && gradient != 0.f) {
-            const float logit =
-                load_float(call().beta.values, scalar_offset(call().beta, place.sequence, place.first + token, head));
-            gradient *= call().forms.beta_factor * sigmoid(logit) * sigmoid(-logit);
-        }
-        store_float(args.beta_gradient, scalar_at(token, head), gradient);
-    }
     __device__ __forceinline__ void multiply_values(i64 head, i64 index) const {
         const Rows& rows = args.output_gradient;
-        const Io* const outputs =
-            static_cast<const Io*>(rows.data) + place.sequence * rows.batch + place.first * rows.token + head * rows.head;
-        KdaSlabProducts<kConfig> products(shared.slabs, args);
-        products.run(index, outputs, place.tokens);
-        products.store(shared.products, shared.kept);
+        KdaSlabProducts<kConfig> products(shared);
+        products.run(
+            args, index,
+            static_cast<const Io*>(rows.data) + place.sequence * rows.batch + place.first * rows.token + head * rows.head,
+            place.tokens);
+        products.store();
         products.for_each_token_product([&](bool by_error, int row, int column, float sum) {
-            if (by_error && row == column) store_beta_gradient(row, head, sum);
+            if (by_error && row == column) shared.own[row] = sum;
             float gradient = shared.beta[column] * (by_error ? -shared.beta[row] : call().scale) * sum;
             if (row < column || (by_error && row == column)) gradient = 0.f;
             (by_error ? shared.tokens.at[row][column].key : shared.tokens.at[row][column].query) = gradient;
         });
     }
-    // From those of logarithms of decays. The gates, loaded at once, go by way of shared memory: a loop unrolled for each of
-    // their forms would spill.
+    // By a thread a token.
+    __device__ __forceinline__ void store_beta_gradients(i64 head) const {
+        const int thread = own_thread();
+        if (thread >= place.tokens || args.beta_gradient.data == nullptr) return;
+        float gradient = shared.own[thread];
+        if (call().forms.beta_is_logit && gradient != 0.f) {
+            const float logit =
+                load_alone(call().beta.values, scalar_offset(call().beta, place.sequence, place.first + thread, head));
+            gradient *= call().forms.beta_factor * sigmoid(logit) * sigmoid(-logit);
+        }
+        store_float(args.beta_gradient, scalar_at(thread, head), gradient);
+    }
+    __device__ __forceinline__ void add_head(int i) const {
+        const i64 head = first_head() + i;
+        multiply_values(head, index_of(i));
+        KdaChannel x(call());
+        const KdaGates given(call(), place, x.tokens_of(place), head, x.channel);
+        __syncthreads();
+        store_beta_gradients(head);
+        const auto product = [&](int which, int token) -> float& { return shared.products.values[which][token][x.channel]; };
+        const auto gate = [&](int token) -> float& { return product(3, token); };
+        float gates[kKdaTokens];
+        given.convert(gates);
+#pragma unroll
+        for (int token = 0; token < kKdaTokens; ++token) gate(token) = gates[token];
+        x.find_decays(call(), gates, x.tokens_of(place), head);
+        constexpr int kHalf = kKdaTokens / 2;
+        load_rows<0>(x.key, shared.rows.key, shared.key_norm, x.channel);
+        load_rows<kHalf>(x.key, shared.rows.key, shared.key_norm, x.channel);
+        load_rows<kHalf>(x.query, shared.rows.query, shared.query_norm, x.channel);
+        KdaChannelGradients gradients;
+        gradients.start(x, shared.tokens);
+        load_rows<0>(x.query, shared.rows.query, shared.query_norm, x.channel);
+        gradients.add_states(x, call().scale, shared.kept[x.channel], product, [&](int token) { return shared.beta[token]; });
+        gradients.add_rest(x, shared.tokens, product, [&](int token, float gradient) { product(0, token) = gradient; });
+        store_gate_gradients(x, head, [&](int token) { return product(0, token); }, gate);
+        if (!add_other_heads(i, x, gradients)) return;
+        pass_norms(x, gradients);
+        store_gradients(x, gradients);
+    }
+    // Of half of the tokens.
+    template <int kFirst>
+    __device__ __forceinline__ static void load_rows(float (&to)[kKdaTokens],
+                                                     const unsigned short (&rows)[kKdaTokens][kConfig.head_k],
+                                                     const float (&norms)[kKdaTokens], int channel) {
+#pragma unroll
+        for (int i = kFirst; i < kFirst + kKdaTokens / 2; ++i) to[i] = norms[i] * to_float(rows[i][channel], kConfig.io);
+    }
+    // From those of logarithms of decays.
     template <class Decay, class Gate>
     __device__ __forceinline__ void store_gate_gradients(const KdaChannel& x, i64 head, Decay&& decay, Gate&& gate) const {
         if (!x.exists || args.gate_gradient.data == nullptr) return;
-        if (call().channels.form != ChannelGate::log_decay)
-            x.load_gates(call(), place, head, [&](int i, float z) { gate(i) = z; });
+        const i64 first = scalar_at(0, head) * call().dk + x.channel, step = static_cast<i64>(call().heads) * call().dk;
+        const int tokens = place.tokens;
+        const DType type = args.gate_gradient.type;
+        void* const to = const_cast<void*>(args.gate_gradient.data);
         float by_rate = 0.f, by_bias = 0.f;
         with_channel_gate(call().channels.form, [&]<ChannelGate kForm>() {
-            const float rate_log = x.rate_log_of(call(), head);
-            i64 to = scalar_at(0, head) * call().dk + x.channel;
-            const i64 step = static_cast<i64>(call().heads) * call().dk;
-#pragma unroll 1
-            for (int i = 0; i < place.tokens; ++i, to += step) {
-                const float dg = decay(i);
-                float found = dg;
-                if (kForm != ChannelGate::log_decay && dg != 0.f) {
-                    const float z = gate(i);
-                    if constexpr (kForm == ChannelGate::softplus) {
-                        found = dg * log_decay_slope(rate_log, z);
-                        by_rate += dg * log_decay(rate_log, z);
-                    } else if constexpr (kForm == ChannelGate::bounded) {
-                        const BoundedSlopes slopes(rate_log, call().channels.lower_bound, z);
-                        found = dg * slopes.by_raw;
-                        by_rate += dg * slopes.by_rate_log;
-                    } else {
-                        found = dg / z;
-                    }
+            const KdaGateSlopes<kForm> gate_gradient(x.rate_log_of(call(), head), call().channels.lower_bound);
+            const auto store = [&](auto* at, auto&& rounded) {
+#pragma unroll 4
+                for (int i = 0; i < kKdaTokens; ++i, at += step) {
+                    const float found = gate_gradient(i < tokens ? decay(i) : 0.f, gate(i), by_rate);
+                    by_bias += found;
+                    if (i < tokens) *at = rounded(found);
                 }
-                by_bias += found;
-                store_float(args.gate_gradient, to, found);
-            }
+            };
+            if (type == DType::f32)
+                store(static_cast<float*>(to) + first, [](float x) { return x; });
+            else
+                store(static_cast<unsigned short*>(to) + first, [&](float x) { return rounded_bits(x, type); });
         });
         if (args.sums == nullptr) return;
         const i64 at = (i64{blockIdx.x} * call().heads + head) * call().dk + x.channel;
         args.sums[at] = by_rate;
         args.sums[args.from.chunks * call().heads * call().dk + at] = by_bias;
     }
+    // Adds what earlier value heads of this key head have; false if later ones follow.
+    __device__ __forceinline__ bool add_other_heads(int i, const KdaChannel& x, KdaChannelGradients& gradients) const {
+        if (call().heads_per_key == 1) return true;
+        static_assert(2 * sizeof(Record::key_in) >= sizeof(float[kKdaTokens][kConfig.head_k]));  // key_in and key_out
+        float *const query = reinterpret_cast<float*>(&record_of(0)) + x.channel, *const key =
+                                                                                      reinterpret_cast<float*>(&record_of(1)) +
+                                                                                      x.channel;
+        if (i > 0) {
+#pragma unroll
+            for (int token = 0; token < kKdaTokens; ++token) {
+                gradients.query[token] += query[token * kConfig.head_k];
+                gradients.key[token] += key[token * kConfig.head_k];
+            }
+        }
+        if (i + 1 == call().heads_per_key) return true;
+#pragma unroll
+        for (int token = 0; token < kKdaTokens; ++token) {
+            query[token * kConfig.head_k] = gradients.query[token];
+            key[token * kConfig.head_k] = gradients.key[token];
+        }
+        __syncthreads();  // no thread reads the products any more
+        return false;
+    }
     // Through the norms: x / |x| has the gradient (dx - x (x.dx)) / |x|, x and dx those of the normalised row.
     __device__ __forceinline__ void pass_norms(const KdaChannel& x, KdaChannelGradients& gradients) const {
         if (!call().qk_norm) return;
-        float dots[32];
+        float dots[2 * kKdaTokens];
 #pragma unroll
         for (int i = 0; i < kKdaTokens; ++i) {
             dots[i] = x.query[i] * gradients.query[i];
             dots[kKdaTokens + i] = x.key[i] * gradients.key[i];
         }
-        const float dot = transposed_sum<16>(dots);
-        shared.dots[thread / 32][thread % 32] = dot;
+        const int thread = own_thread();
+        shared.dots[thread / 32][thread % 32] = transposed_sum<16>(dots);
+        __syncthreads();
+        if (thread < 2 * kKdaTokens) {
+            float sum = 0.f;
+#pragma unroll
+            for (int warp = 0; warp < kConfig.warps(); ++warp) sum += shared.dots[warp][thread];
+            shared.dots[0][thread] = sum;
+        }
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < kKdaTokens; ++i) {
-            float query_dot = 0.f, key_dot = 0.f;
-#pragma unroll
-            for (int warp = 0; warp < kConfig.warps(); ++warp) {
-                query_dot += shared.dots[warp][i];
-                key_dot += shared.dots[warp][kKdaTokens + i];
-            }
-            gradients.query[i] = shared.query_norm[i] * (gradients.query[i] - x.query[i] * query_dot);
-            gradients.key[i] = shared.key_norm[i] * (gradients.key[i] - x.key[i] * key_dot);
+            gradients.query[i] = shared.query_norm[i] * (gradients.query[i] - x.query[i] * shared.dots[0][i]);
+            gradients.key[i] = shared.key_norm[i] * (gradients.key[i] - x.key[i] * shared.dots[0][kKdaTokens + i]);
         }
     }
-    __device__ __forceinline__ void store_rows(const Rows& rows, const KdaChannel& x,
-                                               const float (&gradients)[kKdaTokens]) const {
-        Io* const to = static_cast<Io*>(rows.data) + place.sequence * rows.batch + place.first * rows.token +
-                       key_head() * rows.head + x.channel;
-        if (!x.exists) return;
+    // By way of shared memory: a thread has a channel, and stores vectors of them.
+    __device__ __forceinline__ void store_gradients(const KdaChannel& x, const KdaChannelGradients& gradients) const {
 #pragma unroll
-        for (int i = 0; i < kKdaTokens; ++i)
-            if (i < place.tokens) to[i * rows.token] = from_float<Io>(gradients[i]);
-    }
-    __device__ __forceinline__ void run() const {
-#pragma unroll
-        for (int token = 0; token < kKdaTokens; ++token)
-            shared.query_gradients[token][thread] = shared.key_gradients[token][thread] = 0.f;
-#pragma unroll 1
-        for (int i = 0; i < call().heads_per_key; ++i) {
-            const i64 index = (i64{blockIdx.y} * call().heads_per_key + i) * args.from.chunks + blockIdx.x;
-            load_scalars(static_cast<const Record*>(args.from.records)[index]);  // the products' barriers follow
-            multiply_values(first_head() + i, index);
-            __syncthreads();
-            add_head(first_head() + i);
-            __syncthreads();  // no thread reads the products any more
+        for (int i = 0; i < kKdaTokens; ++i) {
+            shared.rows.query[i][x.channel] = rounded_bits(gradients.query[i], kConfig.io);
+            shared.rows.key[i][x.channel] = rounded_bits(gradients.key[i], kConfig.io);
         }
-        finish();
+        __syncthreads();
+        store_rows(args.query_gradient, shared.rows.query);
+        store_rows(args.key_gradient, shared.rows.key);
     }
-
-  private:
-    __device__ __forceinline__ void load_keys_and_queries(KdaChannel& x) const {
-        x.load_rows<Io>(x.key, call().key, place, key_head());
-        x.load_rows<Io>(x.query, call().query, place, key_head());
+    __device__ __forceinline__ void store_rows(const Rows& rows,
+                                               const unsigned short (&from)[kKdaTokens][kConfig.head_k]) const {
+        const unsigned thread = opaque(threadIdx.x);
+        constexpr int kVectors = kConfig.head_k / 8;
+        Io* const to =
+            static_cast<Io*>(rows.data) + place.sequence * rows.batch + place.first * rows.token + key_head() * rows.head;
 #pragma unroll
-        for (int token = 0; token < kKdaTokens; ++token) {
-            x.key[token] *= shared.key_norm[token];
-            x.query[token] *= shared.query_norm[token];
+        for (int i = 0; i < kKdaTokens; i += kConfig.threads() / kVectors) {
+            const int token = i + thread / kVectors, column = thread % kVectors * 8;
+            if (token < place.tokens && column < call().dk)
+                *reinterpret_cast<uint4*>(to + token * rows.token + column) =
+                    *reinterpret_cast<const uint4*>(&from[token][column]);
         }
     }
-    __device__ __forceinline__ void add_head(i64 head) const {
-        KdaChannel x(call());
-        x.load_decays(call(), place, head);
-        load_keys_and_queries(x);
-        const auto products = [&](int which, int token) -> float& { return shared.products.values[which][token][x.channel]; };
-        const auto decay = [&](int token) -> float& { return products(0, token); };
-        KdaChannelGradients gradients;
-        gradients.add_states(
-            x, call().scale, shared.kept[x.channel], products, [&](int token) { return shared.beta[token]; }, decay);
-        gradients.add_pairs(x, shared.tokens, decay);
-#pragma unroll
-        for (int token = 0; token < kKdaTokens; ++token) {
-            shared.query_gradients[token][x.channel] += gradients.query[token];
-            shared.key_gradients[token][x.channel] += gradients.key[token];
-        }
-        store_gate_gradients(x, head, decay, [&](int token) -> float& { return products(1, token); });
-    }
-    __device__ __forceinline__ void finish() const {
-        KdaChannel x(call());
-        load_keys_and_queries(x);
-        KdaChannelGradients gradients;
-#pragma unroll
-        for (int token = 0; token < kKdaTokens; ++token) {
-            gradients.query[token] = shared.query_gradients[token][x.channel];
-            gradients.key[token] = shared.key_gradients[token][x.channel];
-        }
-        pass_norms(x, gradients);
-        store_rows(args.query_gradient, x, gradients.query);
-        store_rows(args.key_gradient, x, gradients.key);
+    __device__ __forceinline__ static unsigned short rounded_bits(float x, DType type) {
+        return type == DType::bf16 ? __bfloat16_as_ushort(from_float<__nv_bfloat16>(x))
+                                   : __half_as_ushort(from_float<__half>(x));
     }
 };
 
 template <KdaBackwardConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads())
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.gradient_blocks())
     kda_backward_gradients(const __grid_constant__ KdaBackwardGradientsArgs args) {
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<KdaBackwardGradientsPlan<kConfig.head_k>*>(memory);

@@ -18,7 +18,10 @@ template <int kHeadK>
 struct KdaBackwardPreparePlan {
     static constexpr int kWarps = kHeadK / 32;
 
-    KdaScoresPlan<kWarps> scores;
+    union {
+        KdaInputRows<kHeadK> rows;
+        KdaScoresPlan<kWarps> scores;
+    };
     float dots[kWarps][3][kKdaTokens];  // k.k, q.q and q.k of a token over a warp's channels
     float beta[kKdaTokens], key_norm[kKdaTokens], query_norm[kKdaTokens], own[kKdaTokens];
     float keys[kKdaTokens][kKdaTokens + 1];  // N
@@ -122,9 +125,20 @@ struct KdaBackwardPreparer {
     __device__ __forceinline__ void run(const KdaPlace& place, i64 head, Record& record) const {
         KdaChannel x(call);
         const i64 key_head = head / call.heads_per_key;
-        x.load_rows<Io>(x.key, call.key, place, key_head);
-        x.load_rows<Io>(x.query, call.query, place, key_head);
-        x.load_decays(call, place, head);
+        copy_kda_rows<kConfig.threads()>(shared.rows.key, call.key, place, key_head, call.dk);
+        copy_kda_rows<kConfig.threads()>(shared.rows.query, call.query, place, key_head, call.dk);
+        cp_async_fence();
+        const KdaGates given(call, place, x.tokens_of(place), head, x.channel);
+        float gates[kKdaTokens];
+        given.convert(gates);
+        x.find_decays(call, gates, x.tokens_of(place), head);
+        cp_async_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kKdaTokens; ++i) {
+            x.key[i] = to_float(shared.rows.key[i][x.channel], kConfig.io);
+            x.query[i] = to_float(shared.rows.query[i][x.channel], kConfig.io);
+        }
         store_dots(x);
         __syncthreads();
         store_scalars(place, head);
@@ -149,7 +163,8 @@ struct KdaBackwardPreparer {
 };
 
 template <KdaBackwardConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads()) kda_backward_prepare(const __grid_constant__ KdaBackwardArgs args) {
+__global__ void __launch_bounds__(kConfig.threads(), 768 / kConfig.threads())
+    kda_backward_prepare(const __grid_constant__ KdaBackwardArgs args) {
     __shared__ KdaBackwardPreparePlan<kConfig.head_k> shared;
     KdaPlace place;
     if (!find_kda_place(args.call, blockIdx.x, place)) return;

@@ -2,6 +2,7 @@
 // between two tokens.
 #pragma once
 
+#include <gdn_cuda/kernels/common/cp_async.cuh>
 #include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/gdn/kda_backward/plan.cuh>
 #include <gdn_cuda/kernels/recurrence/channel_decay.cuh>
@@ -19,6 +20,61 @@ __device__ __forceinline__ bool find_kda_place(const GdnCall& call, i64 index, K
     return true;
 }
 
+// load_float, but two registers: one that only one of two loads writes would be live from the kernel's start.
+__device__ __forceinline__ float load_alone(const Tagged& from, i64 at) {
+    RawElement element;
+    element.load(from, at);
+    return element.to_float(from.type);
+}
+
+// Copies a head's rows of a chunk, without a wait.
+template <int kThreads, int kHeadK>
+__device__ __forceinline__ void copy_kda_rows(unsigned short (&to)[kKdaTokens][kHeadK], const Rows& rows, const KdaPlace& place,
+                                              i64 head, int dk) {
+    constexpr int kVectors = kHeadK / 8, kBytes = 2;
+    const char* const from = static_cast<const char*>(rows.data) +
+                             (place.sequence * rows.batch + place.first * rows.token + head * rows.head) * kBytes;
+#pragma unroll
+    for (int i = 0; i < kKdaTokens; i += kThreads / kVectors) {
+        const int token = i + threadIdx.x / kVectors, column = threadIdx.x % kVectors * 8;
+        const bool exists = token < place.tokens && column < dk;
+        cp_async_16_zfill(shared_address(&to[token][column]), from + (exists ? (token * rows.token + column) * kBytes : i64{0}),
+                          exists);
+    }
+}
+
+// The gates of a thread's channel, or raw gates and their bias: all loads in flight together.
+struct KdaGates {
+    unsigned bits[kKdaTokens];
+    float bias;
+    DType type;
+
+    // `tokens`: of this channel, 0 if it does not exist.
+    __device__ __forceinline__ KdaGates(const GdnCall& call, const KdaPlace& place, int tokens, i64 head, int channel)
+        : bias(0.f), type(call.gate.values.type) {
+        const i64 first = scalar_offset(call.gate, place.sequence, place.first, head) + channel * call.channels.channel;
+        // One branch on the dtype for all: loads of both sizes into one register would wait for each other.
+        if (type == DType::f32)
+            load(static_cast<const unsigned*>(call.gate.values.data) + first, call.gate.token, tokens);
+        else
+            load(static_cast<const unsigned short*>(call.gate.values.data) + first, call.gate.token, tokens);
+        if (tokens > 0 && call.dt_bias.data != nullptr)
+            bias = load_alone(call.dt_bias, head * call.channels.bias_head + channel);
+    }
+    // With the bias. Opaque: each form of gates would convert them anew, all ahead of the branch on the form.
+    __device__ __forceinline__ void convert(float (&to)[kKdaTokens]) const {
+#pragma unroll
+        for (int i = 0; i < kKdaTokens; ++i) to[i] = opaque(to_float_by_shift(bits[i], type) + bias);
+    }
+
+  private:
+    template <class Bits>
+    __device__ __forceinline__ void load(const Bits* from, i64 step, int tokens) {
+#pragma unroll
+        for (int i = 0; i < kKdaTokens; ++i, from += step) bits[i] = i < tokens ? *from : 0u;
+    }
+};
+
 struct KdaChannel {
     float key[kKdaTokens], query[kKdaTokens], decay[kKdaTokens];  // past the end 0, 0 and 1
     int channel;
@@ -27,42 +83,29 @@ struct KdaChannel {
     __device__ __forceinline__ explicit KdaChannel(const GdnCall& call)
         : channel(opaque(static_cast<int>(threadIdx.x))), exists(channel < call.dk) {}
 
-    template <class Io>
-    __device__ __forceinline__ void load_rows(float (&to)[kKdaTokens], const Rows& rows, const KdaPlace& place,
-                                              i64 head) const {
-        const Io* from = static_cast<const Io*>(rows.data) + place.sequence * rows.batch + place.first * rows.token +
-                         head * rows.head + channel;
-        // Multiples of the stride, and comparisons, would be formed before a loop over heads, and spill.
-        const i64 step = opaque(rows.token);
-        const int tokens = opaque(place.tokens);
-#pragma unroll
-        for (int i = 0; i < kKdaTokens; ++i) to[i] = exists && i < tokens ? to_float(from[i * step]) : 0.f;
-    }
+    __device__ __forceinline__ int tokens_of(const KdaPlace& place) const { return exists ? place.tokens : 0; }
     __device__ __forceinline__ static float rate_log_of(const GdnCall& call, i64 head) {
-        return call.A_log.data == nullptr ? 0.f : load_float(call.A_log, head);
+        return call.A_log.data == nullptr ? 0.f : load_alone(call.A_log, head);
     }
-    // Calls visit(token, gate, or raw gate and bias) for the tokens that exist.
-    template <class Visit>
-    __device__ __forceinline__ void load_gates(const GdnCall& call, const KdaPlace& place, i64 head, Visit&& visit) const {
-        const i64 first = scalar_offset(call.gate, place.sequence, place.first, head) + channel * call.channels.channel,
-                  step = opaque(call.gate.token);
-        const int tokens = opaque(place.tokens);
-        unsigned raw[kKdaTokens];
-#pragma unroll
-        for (int i = 0; i < kKdaTokens; ++i) raw[i] = exists && i < tokens ? load_raw(call.gate.values, first + i * step) : 0u;
-        const float bias =
-            exists && call.dt_bias.data != nullptr ? load_float(call.dt_bias, head * call.channels.bias_head + channel) : 0.f;
-#pragma unroll
-        for (int i = 0; i < kKdaTokens; ++i)
-            if (exists && i < tokens) visit(i, to_float(raw[i], call.gate.values.type) + bias);
-    }
-    __device__ __forceinline__ void load_decays(const GdnCall& call, const KdaPlace& place, i64 head) {
-#pragma unroll
-        for (float& each : decay) each = 1.f;
-        with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() {
+    __device__ __forceinline__ void find_decays(const GdnCall& call, const float (&gates)[kKdaTokens], int tokens, i64 head) {
+        const auto find = [&]<ChannelGate kForm>() {
             const ChannelDecay<kForm> decay_of(rate_log_of(call, head), call.channels.lower_bound);
-            load_gates(call, place, head, [&](int i, float z) { decay[i] = decay_of(z); });
-        });
+#pragma unroll
+            for (int i = 0; i < kKdaTokens; ++i) {
+                const float found = opaque(decay_of(gates[i]));  // not a branch for each
+                decay[i] = i < tokens ? found : 1.f;
+            }
+        };
+        // Not with_channel_gate: where branches of a switch meet, some of the decays would spill.
+        const ChannelGate form = call.channels.form;
+        if (form == ChannelGate::softplus)
+            find.template operator()<ChannelGate::softplus>();
+        else if (form == ChannelGate::bounded)
+            find.template operator()<ChannelGate::bounded>();
+        else if (form == ChannelGate::log_decay)
+            find.template operator()<ChannelGate::log_decay>();
+        else
+            find.template operator()<ChannelGate::decay>();
     }
 };
 
@@ -76,7 +119,10 @@ struct KdaGroup {
         float product = 1.f;
 #pragma unroll
         for (int i = 0; i < kHalf; ++i) forwards[i] = product *= decay[first + kHalf + i];
-        product = 1.f;
+        find_backwards(decay, first);
+    }
+    __device__ __forceinline__ void find_backwards(const float (&decay)[kKdaTokens], int first) {
+        float product = opaque(1.f);
 #pragma unroll
         for (int j = kHalf - 1; j >= 0; --j) {
             backwards[j] = product;

@@ -22,6 +22,8 @@ struct KdaBackwardConfig {
     // A thread has a channel of the key.
     GDN_HOST_DEVICE constexpr int threads() const { return head_k; }
     GDN_HOST_DEVICE constexpr int warps() const { return head_k / 32; }
+    // Of gdn/kda_backward_gradients on a multiprocessor: 128 registers a thread.
+    GDN_HOST_DEVICE constexpr int gradient_blocks() const { return 512 / head_k; }
 };
 
 // A matrix of a chunk's tokens as a right operand of tf32 MMAs: lane (g, t) has rows 8 s + 2 t and + 1 of column 8 m + g at
@@ -148,24 +150,26 @@ struct KdaChainPlan {
     KdaChainStage<kConfig> stages[kConfig.stages()];
 };
 
-// Rows of a state in a slab.
-GDN_HOST_DEVICE constexpr int kda_slab_rows(int head_k) {
-    return head_k == 128 ? 32 : 16;
-}
+// A chunk's keys and queries as they are in global memory, zeros where there are none. Their gradients, rounded, take their
+// place.
+template <int kHeadK>
+struct alignas(16) KdaInputRows {
+    unsigned short key[kKdaTokens][kHeadK], query[kKdaTokens][kHeadK];
+};
 
-// Rows of 16-byte vectors, one more than they need: no bank conflicts of ldmatrix.
+// 16 rows of a state, and of its gradient, with what tokens have at the same values. Rows of 16-byte vectors, one more than
+// they need: no bank conflicts of ldmatrix.
 template <int kHeadK>
 struct alignas(16) KdaSlab {
-    static constexpr int kRows = kda_slab_rows(kHeadK);
-    using TokenRows = unsigned short[kKdaTokens][kRows + 8];
+    static constexpr int kRows = 16, kTokenRows = 4;
 
     unsigned short states[kRows][kHeadK + 8], state_gradients[kRows][kHeadK + 8];
-    TokenRows outputs, by_error, errors[2];
+    unsigned short tokens[kTokenRows][kKdaTokens][kRows + 8];  // dO, Y, and R's two parts
 };
-// Products by token and channel: dO S, Y S and R E.
+// Products by token and channel, dO S, Y S and R E, and then the gates. Rows of 16-byte vectors, one more than they need.
 template <int kHeadK>
 struct KdaStateProducts {
-    float values[3][kKdaTokens][kHeadK + 4];
+    float values[4][kKdaTokens][kHeadK + 4];
 };
 
 // Gradients of scores of a row and column, of query and key (dP) and of key and key (U).
@@ -173,22 +177,24 @@ struct KdaTokenGradients {
     struct alignas(8) Pair {
         float query, key;
     };
-    Pair at[kKdaTokens][kKdaTokens];
+    alignas(16) Pair at[kKdaTokens][kKdaTokens];
 };
 
 template <int kHeadK>
 struct KdaBackwardGradientsPlan {
+    static constexpr int kSlabs = 3;
+
     union {
-        KdaSlab<kHeadK> slabs[2];
+        KdaSlab<kHeadK> slabs[kSlabs];
         KdaStateProducts<kHeadK> products;
     };
-    float query_gradients[kKdaTokens][kHeadK], key_gradients[kKdaTokens][kHeadK];  // summed over value heads
+    KdaInputRows<kHeadK> rows;
     KdaTokenGradients tokens;
     float kept[kHeadK];
     float beta[kKdaTokens], key_norm[kKdaTokens], query_norm[kKdaTokens];
-    KdaPlace place;               // these two in shared memory because gradients need the registers
-    int own_head;                 // among the key head's
-    float dots[kHeadK / 32][32];  // of queries and of keys with their gradients
+    float own[kKdaTokens];                    // Y R of a token
+    float dots[kHeadK / 32][2 * kKdaTokens];  // of queries and of keys with their gradients; the first row becomes the sums
+    KdaPlace place;                           // in shared memory because gradients need the registers
 };
 
 }  // namespace gdn_cuda::gdn

@@ -1,152 +1,158 @@
-// Products of gdn/kda_backward_gradients that sum over the values: slabs of rows of S and E, and the same values of dO, Y
-// and R, are loaded as the ones before are multiplied. A warp has 32 columns of states.
+// Products of gdn/kda_backward_gradients that sum over the values: slabs of 16 rows of S and E, and the same values of dO, Y
+// and R, are copied two ahead of the one that is multiplied. A warp has 32 columns of states.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/kda_backward/channel.cuh>
 
 namespace gdn_cuda::gdn {
 
+// What a thread copies of each slab. Its addresses move from slab to slab: computed anew they would be most of the
+// instructions.
+template <KdaBackwardConfig kConfig>
+struct KdaSlabCopies {
+    using Slab = KdaSlab<kConfig.head_k>;
+    static constexpr int kBytes = 2, kRows = Slab::kRows;
+    static constexpr int kStateVectors = kConfig.head_k / 8, kHalfRows = kRows / 2, kTokenVectors = kRows / 8;
+    static_assert(kHalfRows * kStateVectors == kConfig.threads());
+    // Vectors of a slab's rows of tokens; a warp's are of one tensor.
+    static constexpr int kOfTokens = Slab::kTokenRows * kKdaTokens * kTokenVectors,
+                         kTokenCopies = (kOfTokens + kConfig.threads() - 1) / kConfig.threads();
+
+    const void* safe;  // an address for vectors that do not exist
+    const char *states, *state_gradients, *tokens[kTokenCopies];
+    int values, values_of_token[kTokenCopies];  // from the slab's first on
+    unsigned states_at, tokens_at;
+
+    // index: of the head and chunk. `outputs`: dO of the chunk's first token.
+    __device__ __forceinline__ KdaSlabCopies(const Slab& slab, const KdaBackwardGradientsArgs& args, i64 index,
+                                             const void* outputs, int count, unsigned thread)
+        : safe(args.from.states), values(args.call.dv) {
+        const i64 first = index * values * kConfig.head_k * kBytes + thread * 16;
+        states = static_cast<const char*>(args.from.states) + first;
+        state_gradients = static_cast<const char*>(args.from.state_gradients) + first;
+        states_at = shared_address(&slab.states[thread / kStateVectors][thread % kStateVectors * 8]);
+        const int token = thread / kTokenVectors % kKdaTokens, column = thread % kTokenVectors * 8;
+        tokens_at = shared_address(&slab.tokens[thread / kTokenVectors / kKdaTokens % Slab::kTokenRows][token][column]);
+        const i64 rows = kKdaTokens * values * kBytes;
+#pragma unroll
+        for (int i = 0; i < kTokenCopies; ++i) {
+            const int which = thread / (kTokenVectors * kKdaTokens) + i * kConfig.threads() / (kTokenVectors * kKdaTokens);
+            const char* const from = which == 0   ? static_cast<const char*>(outputs)
+                                     : which == 1 ? static_cast<const char*>(args.from.by_error) + index * rows
+                                                  : static_cast<const char*>(args.from.errors) + (2 * index + which - 2) * rows;
+            const i64 step = which == 0 ? args.output_gradient.token : values;
+            const bool exists = which == 0 ? token < count : which < Slab::kTokenRows;
+            tokens[i] = from + (exists ? token * step + column : 0) * kBytes;
+            values_of_token[i] = exists ? values - column : 0;
+        }
+    }
+    // The next slab, `offset` bytes behind the first in shared memory.
+    __device__ __forceinline__ void copy(unsigned offset) {
+        if (values <= 0) return;
+        copy_half(states_at + offset, 0);
+        copy_half(states_at + offset + kHalfRows * sizeof(Slab::states[0]), kHalfRows);
+#pragma unroll
+        for (int i = 0; i < kTokenCopies; ++i) {
+            const bool exists = values_of_token[i] > 0;
+            constexpr int kStep = kConfig.threads() / kTokenVectors / kKdaTokens * sizeof(Slab::tokens[0]);
+            if (kConfig.threads() <= kOfTokens || static_cast<int>(threadIdx.x) < kOfTokens)
+                cp_async_16_zfill(tokens_at + offset + i * kStep, exists ? tokens[i] : safe, exists);
+            tokens[i] += kRows * kBytes;
+            values_of_token[i] -= kRows;
+        }
+        states += kRows * kConfig.head_k * kBytes;
+        state_gradients += kRows * kConfig.head_k * kBytes;
+        values -= kRows;
+    }
+
+  private:
+    // Half of the rows, of either state.
+    __device__ __forceinline__ void copy_half(unsigned at, int row) const {
+        const bool exists = row < values;
+        const int bytes = row * kConfig.head_k * kBytes;
+        cp_async_16_zfill(at, exists ? states + bytes : safe, exists);
+        cp_async_16_zfill(at + sizeof(Slab::states), exists ? state_gradients + bytes : safe, exists);
+    }
+};
+
 template <KdaBackwardConfig kConfig>
 struct KdaSlabProducts : MmaLane {
     static constexpr DType kIo = kConfig.io;
-    static constexpr int kTiles = 4;                                                   // of 8 columns
-    static constexpr int kShares = 4 / kConfig.warps() > 0 ? 4 / kConfig.warps() : 1;  // of dO R^T and Y R^T, by 8 columns
-    using Io = Storage<kIo>;
+    static constexpr int kTiles = 4;                              // of 8 columns
+    static constexpr int kShares = kConfig.warps() >= 4 ? 1 : 2;  // of dO R^T and Y R^T: both, or one by 8 columns
     using Slab = KdaSlab<kConfig.head_k>;
-    static constexpr int kRows = Slab::kRows;
+    using Plan = KdaBackwardGradientsPlan<kConfig.head_k>;
+    static constexpr unsigned kRingBytes = Plan::kSlabs * sizeof(Slab);
 
-    Slab (&slabs)[2];
-    const KdaBackwardGradientsArgs& args;
-
+    Plan& shared;
     float by_output[kTiles][4], by_value[kTiles][4], by_key[kTiles][4], kept[kTiles][4];
     float tokens[kShares][4];
 
-    __device__ __forceinline__ KdaSlabProducts(Slab (&slabs)[2], const KdaBackwardGradientsArgs& args)
-        : slabs(slabs), args(args) {
-        // For each value head anew: addresses that are kept for the next one would spill.
-        find_lane(opaque(static_cast<int>(threadIdx.x)));
+    __device__ __forceinline__ explicit KdaSlabProducts(Plan& shared) : shared(shared) { find_own_lane(); }
+    // Anew for each value head, and after the products: what is computed from it and kept would spill.
+    __device__ __forceinline__ void find_own_lane() {
+        const unsigned own = opaque(threadIdx.x);  // unsigned: fewer instructions for each quotient
+        thread = own;
+        lane = own % 32;
+        g = own % 32 / 4;
+        t = own % 4;
+        warp = __shfl_sync(0xffffffffu, own / 32, 0);
     }
-
-    // index: of the head and chunk. `outputs`: dO of the chunk's first token.
-    __device__ __forceinline__ void load(int slab, i64 index, const Io* outputs, int count) const {
-        const int dv = args.call.dv, first = slab * kRows;
-        if (first >= dv) return;
-        Slab& to = slabs[slab % 2];
-        constexpr int kStateVectors = kConfig.head_k / 8, kVectors = kRows / 8;
-        const auto copy = [&](unsigned short* at, const void* from, bool exists) {
-            cp_async_16_zfill(shared_address(at), from, exists);
-        };
-        const i64 states = (index * dv + first) * kConfig.head_k;
-#pragma unroll 4
-        for (int i = thread; i < kRows * kStateVectors; i += kConfig.threads()) {
-            const int row = i / kStateVectors, column = i % kStateVectors * 8;
-            const bool exists = first + row < dv;
-            const i64 at = states + (exists ? row * kConfig.head_k + column : 0);
-            copy(&to.states[row][column], static_cast<const Io*>(args.from.states) + at, exists);
-            copy(&to.state_gradients[row][column], static_cast<const Io*>(args.from.state_gradients) + at, exists);
-        }
-#pragma unroll
-        for (int i = thread; i < kKdaTokens * kVectors; i += kConfig.threads()) {
-            const int token = i / kVectors, row = i % kVectors * 8;
-            const bool exists = first + row < dv, in_chunk = exists && token < count;
-            const i64 at = static_cast<i64>(token) * dv + first + row, chunk = index * kKdaTokens * dv;
-            copy(&to.outputs[token][row], in_chunk ? outputs + token * args.output_gradient.token + first + row : outputs,
-                 in_chunk);
-            copy(&to.by_error[token][row], static_cast<const Io*>(args.from.by_error) + chunk + (exists ? at : 0), exists);
-#pragma unroll
-            for (int part = 0; part < 2; ++part)
-                copy(&to.errors[part][token][row],
-                     static_cast<const Io*>(args.from.errors) + 2 * chunk + (exists ? part * kKdaTokens * dv + at : 0), exists);
-        }
-    }
-    // A left operand of 16 tokens x 16 values.
-    __device__ __forceinline__ void load_left(unsigned (&left)[4], const typename Slab::TokenRows& rows, int step) const {
-        const VectorOfLane place = VectorOfLane::straight(lane);
-        ldmatrix_x4(left, shared_address(&rows[place.row][16 * step + 8 * place.vector]));
-    }
-    __device__ __forceinline__ void multiply(const Slab& slab) {
-        const VectorOfLane straight = VectorOfLane::straight(lane), crossed = VectorOfLane::crossed(lane);
-#pragma unroll
-        for (int step = 0; step < kRows / 16; ++step) {
-            unsigned output[4], value[4], error[2][4];
-            load_left(output, slab.outputs, step);
-            load_left(value, slab.by_error, step);
-            load_left(error[0], slab.errors[0], step);
-            load_left(error[1], slab.errors[1], step);
-#pragma unroll
-            for (int pair = 0; pair < kTiles / 2; ++pair) {
-                const int column = 32 * warp + 16 * pair + 8 * straight.vector;
-                unsigned s[4], e[4];
-                ldmatrix_x4_trans(s, shared_address(&slab.states[16 * step + straight.row][column]));
-                ldmatrix_x4_trans(e, shared_address(&slab.state_gradients[16 * step + straight.row][column]));
-                const unsigned columns[4] = {s[0], s[2], s[1], s[3]};  // S^T as a left operand
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const int tile = 2 * pair + i;
-                    mma_m16n8k16<kIo>(by_output[tile], output, s[2 * i], s[2 * i + 1]);
-                    mma_m16n8k16<kIo>(by_value[tile], value, s[2 * i], s[2 * i + 1]);
-                    mma_m16n8k16<kIo>(by_key[tile], error[0], e[2 * i], e[2 * i + 1]);
-                    mma_m16n8k16<kIo>(by_key[tile], error[1], e[2 * i], e[2 * i + 1]);
-                    mma_m16n8k16<kIo>(kept[tile], columns, e[2 * i], e[2 * i + 1]);
-                }
-            }
-            if (warp >= 4) continue;
-            unsigned right[2][4];
-#pragma unroll
-            for (int part = 0; part < 2; ++part)
-                ldmatrix_x4(right[part], shared_address(&slab.errors[part][crossed.row][16 * step + 8 * crossed.vector]));
-#pragma unroll
-            for (int share = 0; share < kShares; ++share) {
-                const int which = warp + share * kConfig.warps(), tile = which % 2;
-#pragma unroll
-                for (int part = 0; part < 2; ++part) {
-                    const unsigned b0 = tile == 0 ? right[part][0] : right[part][2],
-                                   b1 = tile == 0 ? right[part][1] : right[part][3];
-                    if (which < 2)
-                        mma_m16n8k16<kIo>(tokens[share], output, b0, b1);
-                    else
-                        mma_m16n8k16<kIo>(tokens[share], value, b0, b1);
-                }
-            }
-        }
-    }
-    __device__ __forceinline__ void run(i64 index, const Io* outputs, int count) {
+    __device__ __forceinline__ void run(const KdaBackwardGradientsArgs& args, i64 index, const void* outputs, int count) {
         clear(by_output);
         clear(by_value);
         clear(by_key);
         clear(kept);
         clear(tokens);
-        const int slab_count = static_cast<int>(ceil_div(args.call.dv, kRows));
-        load(0, index, outputs, count);
-        cp_async_fence();
-#pragma unroll 1
-        for (int slab = 0; slab < slab_count; ++slab) {
-            load(slab + 1, index, outputs, count);
+        KdaSlabCopies<kConfig> copies(shared.slabs[0], args, index, outputs, count, thread);
+        unsigned next = 0, now = 0;
+        const auto copy = [&] {
+            copies.copy(next);
             cp_async_fence();
+            next = next + sizeof(Slab) == kRingBytes ? 0 : next + sizeof(Slab);
+        };
+        const VectorOfLane straight = VectorOfLane::straight(lane);
+        const Slab& slab = shared.slabs[0];
+        const unsigned left_at = shared_address(&slab.tokens[0][straight.row][8 * straight.vector]),
+                       states_at = shared_address(&slab.states[straight.row][32 * warp + 8 * straight.vector]),
+                       // R's two parts, at the warp's 8 tokens
+            right_at = shared_address(&slab.tokens[2 + lane / 16][warp % 2 * 8 + lane % 8][lane / 8 % 2 * 8]);
+        copy();
+        copy();
+#pragma unroll 1
+        for (int left = args.call.dv; left > 0; left -= Slab::kRows) {
             cp_async_wait<1>();
-            __syncthreads();
-            multiply(slabs[slab % 2]);
-            __syncthreads();  // no warp reads the slab any more
+            __syncthreads();  // the slab has come, and no warp reads the one before it any more
+            copy();
+            multiply(left_at + now, states_at + now, right_at + now);
+            now = now + sizeof(Slab) == kRingBytes ? 0 : now + sizeof(Slab);
         }
+        __syncthreads();
+        find_own_lane();
     }
-    // By channel, and the diagonal of S^T E in `kept_of`.
-    __device__ __forceinline__ void store(KdaStateProducts<kConfig.head_k>& to, float (&kept_of)[kConfig.head_k]) const {
+    // By channel, and the diagonal of S^T E.
+    __device__ __forceinline__ void store() const {
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-            const int channel = kda_column_channel(32 * warp + 8 * tile + 2 * t);
+        for (int pair = 0; pair < kTiles / 2; ++pair) {
+            // Channels of two tiles are adjacent.
+            const int channel = kda_column_channel(32 * warp + 16 * pair + 2 * t);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int token = g + 8 * half;
-                const auto put = [&](int which, const float(&sums)[4]) {
-                    *reinterpret_cast<float2*>(&to.values[which][token][channel]) = {sums[2 * half], sums[2 * half + 1]};
+                const auto put = [&](int which, const float(&sums)[kTiles][4]) {
+                    const float *const first = &sums[2 * pair][2 * half], *const second = &sums[2 * pair + 1][2 * half];
+                    *reinterpret_cast<float4*>(&shared.products.values[which][g + 8 * half][channel]) = {first[0], first[1],
+                                                                                                         second[0], second[1]};
                 };
-                put(0, by_output[tile]);
-                put(1, by_value[tile]);
-                put(2, by_key[tile]);
+                put(0, by_output);
+                put(1, by_value);
+                put(2, by_key);
             }
+        }
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
             const int row = tile % 2 * 2;  // of the tile's columns, among the 16 rows: its own half
             if (t == g / 2)
-                kept_of[kda_column_channel(32 * warp + 8 * tile + g)] = g % 2 == 0 ? kept[tile][row] : kept[tile][row + 1];
+                shared.kept[kda_column_channel(32 * warp + 8 * tile + g)] = g % 2 == 0 ? kept[tile][row] : kept[tile][row + 1];
         }
     }
     // Calls visit(whether of Y, row, column, element) for this lane's elements of dO R^T and Y R^T.
@@ -155,13 +161,51 @@ struct KdaSlabProducts : MmaLane {
         if (warp >= 4) return;
 #pragma unroll
         for (int share = 0; share < kShares; ++share) {
-            const int which = warp + share * kConfig.warps();
+            const bool by_error = kShares == 2 ? share == 1 : warp >= 2;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) visit(which >= 2, g + 8 * (i / 2), which % 2 * 8 + 2 * t + i % 2, tokens[share][i]);
+            for (int i = 0; i < 4; ++i) visit(by_error, g + 8 * (i / 2), warp % 2 * 8 + 2 * t + i % 2, tokens[share][i]);
         }
     }
 
   private:
+    __device__ __forceinline__ void multiply(unsigned left_at, unsigned states_at, unsigned right_at) {
+        constexpr unsigned kTokenBytes = sizeof(Slab::tokens[0]);
+        unsigned output[4], value[4], error[2][4];  // left operands of 16 tokens x 16 values
+        ldmatrix_x4(output, left_at);
+        ldmatrix_x4(value, left_at + kTokenBytes);
+        ldmatrix_x4(error[0], left_at + 2 * kTokenBytes);
+        ldmatrix_x4(error[1], left_at + 3 * kTokenBytes);
+#pragma unroll
+        for (int pair = 0; pair < kTiles / 2; ++pair) {
+            unsigned s[4], e[4];
+            ldmatrix_x4_trans(s, states_at + 32 * pair);
+            ldmatrix_x4_trans(e, states_at + 32 * pair + sizeof(Slab::states));
+            const unsigned columns[4] = {s[0], s[2], s[1], s[3]};  // S^T as a left operand
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int tile = 2 * pair + i;
+                mma_m16n8k16<kIo>(by_output[tile], output, s[2 * i], s[2 * i + 1]);
+                mma_m16n8k16<kIo>(by_value[tile], value, s[2 * i], s[2 * i + 1]);
+                mma_m16n8k16<kIo>(by_key[tile], error[0], e[2 * i], e[2 * i + 1]);
+                mma_m16n8k16<kIo>(kept[tile], columns, e[2 * i], e[2 * i + 1]);
+                mma_m16n8k16<kIo>(by_key[tile], error[1], e[2 * i], e[2 * i + 1]);
+            }
+        }
+        if (warp >= 4) return;
+        unsigned right[4];
+        ldmatrix_x4(right, right_at);
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+            if constexpr (kShares == 2) {
+                mma_m16n8k16<kIo>(tokens[0], output, right[2 * part], right[2 * part + 1]);
+                mma_m16n8k16<kIo>(tokens[1], value, right[2 * part], right[2 * part + 1]);
+            } else if (warp < 2) {
+                mma_m16n8k16<kIo>(tokens[0], output, right[2 * part], right[2 * part + 1]);
+            } else {
+                mma_m16n8k16<kIo>(tokens[0], value, right[2 * part], right[2 * part + 1]);
+            }
+        }
+    }
     template <int kCount>
     __device__ __forceinline__ static void clear(float (&sums)[kCount][4]) {
 #pragma unroll

@@ -6,90 +6,118 @@
 
 namespace gdn_cuda::gdn {
 
-// Those of logarithms of decays are in shared memory, decay(token): in registers they would be too many beside the others.
+// In this order: pairs of tokens in different halves of the chunk, which is first as there are no other gradients yet; states;
+// all other pairs.
 struct KdaChannelGradients {
-    float query[kKdaTokens] = {}, key[kKdaTokens] = {};
+    float query[kKdaTokens], key[kKdaTokens], decay[kKdaTokens];
 
-    // products(which, i): dO S, in whose place gradients of decays come, Y S and R E; beta(i); kept: of S E, summed over the
+    // Pairs of tokens in different halves of the group of 2 * kHalf tokens at `first`.
+    template <int kHalf, bool kAdds = true>
+    __device__ __forceinline__ void add_halves(const KdaChannel& x, const KdaTokenGradients& gradients, int first) {
+        KdaGroup<kHalf> group(x.decay, first);
+        float lower[kHalf], to_lower[kHalf] = {}, crossing[kHalf];
+#pragma unroll
+        for (int j = 0; j < kHalf; ++j) lower[j] = group.backwards[j] * x.key[first + j];
+#pragma unroll
+        for (int i = 0; i < kHalf; ++i) {
+            const int upper = first + kHalf + i;
+            const float upper_query = group.forwards[i] * x.query[upper], upper_key = group.forwards[i] * x.key[upper];
+            float to_query = 0.f, to_key = 0.f;
+#pragma unroll
+            for (int j = 0; j < kHalf; ++j) {
+                const KdaTokenGradients::Pair each = gradients.at[upper][first + j];
+                to_query = fmaf(each.query, lower[j], to_query);
+                to_key = fmaf(each.key, lower[j], to_key);
+                to_lower[j] = fmaf(each.query, upper_query, fmaf(each.key, upper_key, to_lower[j]));
+            }
+            query[upper] = sum<kAdds>(group.forwards[i] * to_query, query[upper]);
+            key[upper] = sum<kAdds>(group.forwards[i] * to_key, key[upper]);
+            crossing[i] = fmaf(upper_query, to_query, upper_key * to_key);
+        }
+#pragma unroll
+        for (int i = kHalf - 1; i >= 0; --i) {
+            if (i + 1 < kHalf) crossing[i] += crossing[i + 1];
+            decay[first + kHalf + i] = sum<kAdds>(crossing[i], decay[first + kHalf + i]);
+        }
+        if constexpr (kHalf == kKdaTokens / 2) group.find_backwards(x.decay, first);  // again, rather than kept in registers
+        float before = 0.f;
+#pragma unroll
+        for (int j = 0; j < kHalf; ++j) {
+            key[first + j] = sum<kAdds>(group.backwards[j] * to_lower[j], key[first + j]);
+            if (j > 0 || !kAdds) decay[first + j] = sum<kAdds>(before, decay[first + j]);
+            before = j > 0 ? fmaf(lower[j], to_lower[j], before) : lower[j] * to_lower[j];
+        }
+    }
+    // Of the chunk's halves: assigned.
+    __device__ __forceinline__ void start(const KdaChannel& x, const KdaTokenGradients& gradients) {
+        add_halves<kKdaTokens / 2, false>(x, gradients, 0);
+    }
+    // products(which, i): dO S, Y S and R E, in whose place terms of the decays' gradients come, and gradients of queries and
+    // keys in that of Y S and R E until add_rest: in registers they would be too many. beta(i); kept: of S E, summed over the
     // values.
-    template <class Products, class Beta, class Decay>
-    __device__ __forceinline__ void add_states(const KdaChannel& x, float scale, float kept, Products&& products, Beta&& beta,
-                                               Decay&& decay) {
+    template <class Products, class Beta>
+    __device__ __forceinline__ void add_states(const KdaChannel& x, float scale, float kept, Products&& products, Beta&& beta) {
         float product = 1.f;
 #pragma unroll
         for (int i = 0; i < kKdaTokens; ++i) {
             product *= x.decay[i];
             const float to_query = scale * product * products(0, i), to_key = beta(i) * product * products(1, i);
-            query[i] += to_query;
+            products(1, i) = i < kKdaTokens / 2 ? to_query : query[i] + to_query;  // no pair has given the lower half one
             key[i] -= to_key;
-            decay(i) = x.query[i] * to_query - x.key[i] * to_key;
+            products(0, i) = x.query[i] * to_query - x.key[i] * to_key;
         }
-        const float through = product == 0.f ? 0.f : product * kept;
-        float after = 0.f, since[kKdaTokens];
+        float before = product == 0.f ? 0.f : product * kept, after = 0.f;
         product = 1.f;
+        forget_memory();
 #pragma unroll
         for (int i = kKdaTokens - 1; i >= 0; --i) {
-            decay(i) = after += decay(i);
+            decay[i] += after += products(0, i);
             const float to_key = beta(i) * product * products(2, i);
             key[i] += to_key;
-            since[i] = x.key[i] * to_key;
+            products(2, i) = x.key[i] * to_key;
             product *= x.decay[i];
         }
-        float before = through;
+        forget_memory();
 #pragma unroll
         for (int i = 0; i < kKdaTokens; ++i) {
-            decay(i) += before;
-            before += since[i];
+            decay[i] += before;
+            before += products(2, i);
+            products(2, i) = key[i];
         }
     }
-    // Pairs of tokens in different halves of groups of 2 * kHalf.
-    template <int kHalf, class Decay>
-    __device__ __forceinline__ void add_level(const KdaChannel& x, const KdaTokenGradients& gradients, Decay&& decay) {
-#pragma unroll
-        for (int first = 0; first < kKdaTokens; first += 2 * kHalf) {
-            const KdaGroup<kHalf> group(x.decay, first);
-            float lower[kHalf], to_lower[kHalf] = {}, crossing[kHalf];
-#pragma unroll
-            for (int j = 0; j < kHalf; ++j) lower[j] = group.backwards[j] * x.key[first + j];
-#pragma unroll
-            for (int i = 0; i < kHalf; ++i) {
-                const int upper = first + kHalf + i;
-                const float upper_query = group.forwards[i] * x.query[upper], upper_key = group.forwards[i] * x.key[upper];
-                float to_query = 0.f, to_key = 0.f;
-#pragma unroll
-                for (int j = 0; j < kHalf; ++j) {
-                    const KdaTokenGradients::Pair each = gradients.at[upper][first + j];
-                    to_query = fmaf(each.query, lower[j], to_query);
-                    to_key = fmaf(each.key, lower[j], to_key);
-                    to_lower[j] = fmaf(each.query, upper_query, fmaf(each.key, upper_key, to_lower[j]));
-                }
-                query[upper] = fmaf(group.forwards[i], to_query, query[upper]);
-                key[upper] = fmaf(group.forwards[i], to_key, key[upper]);
-                crossing[i] = fmaf(upper_query, to_query, upper_key * to_key);
-            }
-            float after = 0.f, before = 0.f;
-#pragma unroll
-            for (int i = kHalf - 1; i >= 0; --i) decay(first + kHalf + i) += after += crossing[i];
-#pragma unroll
-            for (int j = 0; j < kHalf; ++j) {
-                key[first + j] = fmaf(group.backwards[j], to_lower[j], key[first + j]);
-                decay(first + j) += before;
-                before = fmaf(lower[j], to_lower[j], before);
-            }
+    // All pairs in the group of 2 * kHalf tokens at `first`.
+    template <int kHalf>
+    __device__ __forceinline__ void add_group(const KdaChannel& x, const KdaTokenGradients& gradients, int first) {
+        add_halves<kHalf>(x, gradients, first);
+        if constexpr (kHalf > 1) {
+            add_group<kHalf / 2>(x, gradients, first);
+            add_group<kHalf / 2>(x, gradients, first + kHalf);
         }
     }
-    template <class Decay>
-    __device__ __forceinline__ void add_pairs(const KdaChannel& x, const KdaTokenGradients& gradients, Decay&& decay) {
+    // Calls keep(i, gradient) for logarithms of decays as soon as they are complete.
+    template <class Products, class Keep>
+    __device__ __forceinline__ void add_rest(const KdaChannel& x, const KdaTokenGradients& gradients, Products&& products,
+                                             Keep&& keep) {
+        constexpr int kHalf = kKdaTokens / 2;
 #pragma unroll
-        for (int i = 0; i < kKdaTokens; ++i) {
-            const float own = gradients.at[i][i].query;
-            query[i] = fmaf(own, x.key[i], query[i]);
-            key[i] = fmaf(own, x.query[i], key[i]);
+        for (int first = 0; first < kKdaTokens; first += kHalf) {
+            forget_memory();
+#pragma unroll
+            for (int i = first; i < first + kHalf; ++i) {
+                const float own = gradients.at[i][i].query;
+                query[i] = fmaf(own, x.key[i], products(1, i));
+                key[i] = fmaf(own, x.query[i], products(2, i));
+            }
+            add_group<kHalf / 2>(x, gradients, first);
+#pragma unroll
+            for (int i = first; i < first + kHalf; ++i) keep(i, decay[i]);
         }
-        add_level<8>(x, gradients, decay);
-        add_level<4>(x, gradients, decay);
-        add_level<2>(x, gradients, decay);
-        add_level<1>(x, gradients, decay);
+    }
+
+  private:
+    template <bool kAdds>
+    __device__ __forceinline__ static float sum(float x, float before) {
+        return kAdds ? before + x : x;
     }
 };
 

@@ -1,0 +1,49 @@
+// From the gradient of a decay's logarithm those of a channel's gate and of A_log.
+#pragma once
+
+#include <gdn_cuda/kernels/common/opaque.cuh>
+#include <gdn_cuda/kernels/recurrence/channel_gates.cuh>
+#include <gdn_cuda/kernels/recurrence/decay_slopes.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <ChannelGate kForm>
+struct KdaGateSlopes {
+    float rate_log, rate = 0.f, lower_bound;
+
+    // A_log is 0 where the call has none.
+    __device__ __forceinline__ KdaGateSlopes(float A_log, float lower_bound) : rate_log(A_log), lower_bound(lower_bound) {
+        if constexpr (kForm == ChannelGate::softplus) rate = expf(A_log);
+        if constexpr (kForm == ChannelGate::bounded) rate = bounded_rate(A_log);
+    }
+    // The gradient of the gate z, or of the raw gate with its bias. Where that of the logarithm is 0 so is it: the factor may
+    // be infinite. Adds A_log's.
+    __device__ __forceinline__ float operator()(float gradient, float z, float& by_rate_log) const {
+        if constexpr (kForm == ChannelGate::softplus || kForm == ChannelGate::bounded) {
+            const Factors factors = kForm == ChannelGate::softplus ? of_softplus(z) : of_bounded(z);
+            by_rate_log += gradient == 0.f ? 0.f : gradient * factors.rate_log;
+            return gradient == 0.f ? gradient : gradient * factors.gate;
+        }
+        if constexpr (kForm == ChannelGate::decay) return gradient == 0.f ? gradient : gradient / z;
+        return gradient;
+    }
+
+  private:
+    struct Factors {
+        float gate, rate_log;
+    };
+    // Of -exp(A_log) softplus(z).
+    __device__ __forceinline__ Factors of_softplus(float z) const {
+        if (rate_log > kLargestRateLog || z < kLowestOfSoftplus) return {log_decay_slope(rate_log, z), log_decay(rate_log, z)};
+        const float e = exp_fast(-fabsf(z)), reciprocal = reciprocal_fast(1.f + e);
+        return {-rate * (z < 0.f ? e * reciprocal : reciprocal), -rate * (fmaxf(z, 0.f) + log1p_of_unit(e))};
+    }
+    // Of lower_bound sigmoid(u), u = exp(A_log) z.
+    __device__ __forceinline__ Factors of_bounded(float z) const {
+        const float u = rate * z, e = exp_fast(-fabsf(u)), reciprocal = reciprocal_fast(1.f + e);
+        const float slope = opaque(lower_bound * (e * reciprocal * reciprocal));     // not a branch for each gate
+        return {slope == 0.f ? 0.f : slope * rate, slope == 0.f ? 0.f : slope * u};  // rate or u may be infinite
+    }
+};
+
+}  // namespace gdn_cuda::gdn
