@@ -62,6 +62,7 @@ GROWING = slice(16, 112)
 def growing(seed: int) -> tuple[dict[str, Any], tuple[Any, Any]]:
     """Keys that would multiply states by −30 a token, and gradients, between two resets; but there are none of either."""
     x, (out, _) = drawn(ChannelCase(replace(SHAPE, lengths=(128,), state=False, last=False)), seed, BF16)
+    assert out is not None
     for t in (GROWING.start, GROWING.stop):
         x["gate"][:, t] = -torch.inf
     x["gate"][:, GROWING.start + 1 : GROWING.stop] = 0
@@ -92,8 +93,8 @@ def test_an_infinity_stays_in_its_row(device: Device, segments: str, seed: int) 
     grads[0][:, 60, :, 3] = torch.inf  # type: ignore[index]
     found = found_by_kernels(device, x, grads)
     others = torch.arange(64) != 3
-    assert torch.equal(found["value"][..., others], clean["value"][..., others])
-    assert torch.equal(found["state"][:, :, others], clean["state"][:, :, others])
+    assert error(found["value"][..., others], clean["value"][..., others]) < BOUND  # not by segments, so in other bits
+    assert error(found["state"][:, :, others], clean["state"][:, :, others]) < BOUND
     assert not found["value"][..., 3].isfinite().all()
 
 

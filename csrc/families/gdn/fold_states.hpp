@@ -10,7 +10,7 @@ namespace gdn_cuda::gdn {
 
 inline constexpr std::array kFoldStatesConfigurations = {
     FoldStatesConfig{.columns = 128, .rows = 16}, FoldStatesConfig{.columns = 256, .rows = 16},
-    FoldStatesConfig{.columns = 128, .rows = 4}, FoldStatesConfig{.columns = 256, .rows = 4}};
+    FoldStatesConfig{.columns = 128, .rows = 8}, FoldStatesConfig{.columns = 256, .rows = 8}};
 
 // A block's time for a part is that of its rows: few where blocks of many would leave multiprocessors without one. Rows have
 // the same bits in either.

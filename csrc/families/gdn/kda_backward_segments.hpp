@@ -20,7 +20,7 @@ inline constexpr int kMostKdaBackwardSegments = 128;
 // fold with few rows is estimated.
 inline double kda_backward_segments_time(const KdaChains& chains, int segments, int multiprocessors) {
     constexpr double kGradients = 2.5, kStates = 1.8;  // for a chunk
-    constexpr double kLaunch = 10, kFold = 5, kFoldOfFew = 3;
+    constexpr double kLaunch = 10, kFold = 5, kFoldOfFew = 4;
     const auto waves = [&](i64 blocks) { return static_cast<double>(ceil_div(blocks, i64{2} * multiprocessors)); };
     const auto chunks = static_cast<double>(ceil_div(chains.chunks, i64{segments}));
     const i64 values = chains.pairs * chains.value_tiles, keys = chains.pairs * chains.key_tiles, others = segments - 1;

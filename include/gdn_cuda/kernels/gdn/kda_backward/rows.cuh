@@ -83,12 +83,13 @@ struct KdaRows : MmaLane {
         constexpr int kVectors = kConfig.rows_per_block() / 8;
         const Io* const from = static_cast<const Io*>(args.value.data) + first_element(args.value, chunk);
         const int tokens = tokens_in(chunk);
+        const i64 step = opaque(args.value.token);
 #pragma unroll
         for (int i = thread; i < kKdaTokens * kVectors; i += kConfig.threads()) {
             const int token = i / kVectors, row = first_row + i % kVectors * 8;
             const bool exists = token < tokens && row < args.dv;
             cp_async_16_zfill(shared_address(&stage.values[token][i % kVectors * 8]),
-                              exists ? from + token * args.value.token + row : from, exists);
+                              exists ? from + token * step + row : from, exists);
         }
     }
 
@@ -312,12 +313,13 @@ struct KdaRows : MmaLane {
     // Stores a left operand of the warp's rows x tokens as rows of tokens; `to`: of the chunk's first token, at the warp's
     // rows.
     __device__ __forceinline__ void store_tokens(Io* to, i64 stride, int tokens, const unsigned (&left)[4]) const {
+        const i64 step = opaque(stride);  // its multiples would be formed before the loop over chunks, and spill
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const unsigned pair = transposed(left[i]);
             const int token = 8 * (i / 2) + g, row = 8 * (i % 2);
             if (token < tokens && own_row() + row < args.dv)
-                *reinterpret_cast<unsigned*>(to + token * stride + row + 2 * t) = pair;
+                *reinterpret_cast<unsigned*>(to + token * step + row + 2 * t) = pair;
         }
     }
 };
