@@ -162,8 +162,11 @@ struct KdaBackwardPreparer {
     }
 };
 
+// Threads of a multiprocessor: as many as leave each the registers that it needs, which depends on the architecture.
+inline constexpr int kKdaPrepareThreads = kCompiledCapability == 90 ? 768 : kCompiledCapability > 90 ? 512 : 640;
+
 template <KdaBackwardConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), 768 / kConfig.threads())
+__global__ void __launch_bounds__(kConfig.threads(), kKdaPrepareThreads / kConfig.threads())
     kda_backward_prepare(const __grid_constant__ KdaBackwardArgs args) {
     __shared__ KdaBackwardPreparePlan<kConfig.head_k> shared;
     KdaPlace place;

@@ -119,10 +119,7 @@ struct KdaGroup {
         float product = 1.f;
 #pragma unroll
         for (int i = 0; i < kHalf; ++i) forwards[i] = product *= decay[first + kHalf + i];
-        find_backwards(decay, first);
-    }
-    __device__ __forceinline__ void find_backwards(const float (&decay)[kKdaTokens], int first) {
-        float product = opaque(1.f);
+        product = 1.f;
 #pragma unroll
         for (int j = kHalf - 1; j >= 0; --j) {
             backwards[j] = product;

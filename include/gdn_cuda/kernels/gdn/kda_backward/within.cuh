@@ -14,7 +14,7 @@ struct KdaChannelGradients {
     // Pairs of tokens in different halves of the group of 2 * kHalf tokens at `first`.
     template <int kHalf, bool kAdds = true>
     __device__ __forceinline__ void add_halves(const KdaChannel& x, const KdaTokenGradients& gradients, int first) {
-        KdaGroup<kHalf> group(x.decay, first);
+        const KdaGroup<kHalf> group(x.decay, first);
         float lower[kHalf], to_lower[kHalf] = {}, crossing[kHalf];
 #pragma unroll
         for (int j = 0; j < kHalf; ++j) lower[j] = group.backwards[j] * x.key[first + j];
@@ -39,7 +39,6 @@ struct KdaChannelGradients {
             if (i + 1 < kHalf) crossing[i] += crossing[i + 1];
             decay[first + kHalf + i] = sum<kAdds>(crossing[i], decay[first + kHalf + i]);
         }
-        if constexpr (kHalf == kKdaTokens / 2) group.find_backwards(x.decay, first);  // again, rather than kept in registers
         float before = 0.f;
 #pragma unroll
         for (int j = 0; j < kHalf; ++j) {
