@@ -3,7 +3,7 @@
 // A block of 256 threads takes a chunk of a value head. A thread holds two channels of 16 tokens, and writes operands of
 // products into the same 48 KB again and again:
 //
-//     loads -> decays -> operands -> scores ... -> [K_in, Q_in, d k]   A -> T (four warps) | bulk copies -> Z, P' -> stores
+//     loads -> decays -> operands -> scores ... -> [K_in, Q_in, d k]   A -> T (four warps) | bulk copies -> Z, P' -> bulk copies
 //
 // Where one border serves all scores, four warps form and invert the blocks of A on the diagonal while the others form those
 // below it, and T while the others form P.
@@ -318,9 +318,23 @@ struct KdaPreparer {
             store_key_residuals(shared.chunk, scaled);
         KdaProducts<kIo> products(shared);
         products.multiply(cancels ? shared.operands.query : nullptr, scaled);
-        products.store(record);
-        if (cancels) products.store_residuals(record);
-        if (copies()) cute::tma_store_wait<0>();
+        products.store();
+        if (cancels) {
+            __syncthreads();
+            products.store_residuals();
+        }
+        cutlass::arch::fence_view_async_shared();
+        __syncthreads();
+        if (copies()) {
+            Copy::copy(shared.operands.key, record.update, kRows);
+            Copy::copy(&shared.products, &record.scores, sizeof(SwizzledTile));
+            if (cancels) {
+                Copy::copy(shared.matrices.inverse, record.update_residual, kRows);
+                Copy::copy(&shared.matrices.scores[1], &record.scores_residual, sizeof(SwizzledTile));
+            }
+            cute::tma_store_arrive();
+            cute::tma_store_wait<0>();
+        }
     }
 };
 

@@ -48,7 +48,7 @@ struct KdaPreparePlan {
     struct Operands {
         SwizzledTile key[kKdaTiles], other_key[kKdaTiles], query[kKdaTiles];
     };
-    // T r and P, each rounded and its residual.
+    // T r and P, each rounded and its residual; then the residuals of Z and P'.
     struct Matrices {
         SwizzledTile inverse[2], scores[2];
     };
@@ -56,7 +56,7 @@ struct KdaPreparePlan {
     Matrices matrices;
     union {
         TriangleBlock triangle[kTriangleBlocks];
-        SwizzledTile products;  // P', on its way out
+        SwizzledTile products;  // P'
     };
     KdaFactors factors;
     float totals[KdaPrepareConfig::kQuarters][kKdaHeadK];  // products of a quarter's decays

@@ -30,13 +30,10 @@ struct KdaProducts : KdaWarp {
         if (scales) scale_update();
         multiply_scores();
     }
-    // A warp stages what it has where K_in was, which has been copied, and the triangle, and stores whole sectors. A block's
-    // end then waits for nothing, as it would for a bulk copy.
-    __device__ __forceinline__ void store(KdaRecord& record) const { store<false>(record.update, record.scores); }
-    __device__ __forceinline__ void store_residuals(KdaRecord& record) const {
-        __syncwarp();
-        store<true>(record.update_residual, record.scores_residual);
-    }
+    // Where no warp reads any more: K_in has been copied, and A inverted.
+    __device__ __forceinline__ void store() const { store<false>(shared.operands.key, shared.products); }
+    // Once all warps have multiplied.
+    __device__ __forceinline__ void store_residuals() const { store<true>(shared.matrices.inverse, shared.matrices.scores[1]); }
 
   private:
     __device__ __forceinline__ unsigned update_block(unsigned i) const { return i == 0 ? warp / 4 : kBlocks - 1 - warp / 4; }
@@ -136,40 +133,19 @@ struct KdaProducts : KdaWarp {
     __device__ __forceinline__ void store(SwizzledTile* update_tiles, SwizzledTile& scores_tile) const {
 #pragma unroll
         for (unsigned i = 0; i < 2; ++i) {
-            const unsigned to = pair_at(shared.operands.key, 16 * update_block(i), 8 * first_vector());
+            const unsigned to = pair_at(update_tiles, 16 * update_block(i), 8 * first_vector());
 #pragma unroll
             for (unsigned n = 0; n < kPairs; ++n) store_pairs<kResidual>(to ^ n << 4, update[i][n]);
         }
 #pragma unroll
         for (unsigned i = 0; i < 2; ++i) {
             if (i == 1 && !on_diagonal()) break;
-            const unsigned to = pair_at(&shared.products, 16 * row_block(i), 16 * column_block(i));
+            const unsigned row = row_block(i), column = column_block(i), to = pair_at(&scores_tile, 16 * row, 16 * column);
 #pragma unroll
             for (unsigned n = 0; n < 2; ++n) store_pairs<kResidual>(to ^ n << 4, scores[i][n]);
-        }
-        __syncwarp();
-        // Eight rows of four vectors at once; eight lanes have rows r and r + 4, in different banks.
-        const unsigned row = g / 2 + g % 2 * 4,
-                       at = first_vector() / 8 * kTile + row * 128 + ((first_vector() % 8 + t ^ row) << 4);
-#pragma unroll
-        for (unsigned i = 0; i < 4; ++i)
-            copy(update_tiles, shared.operands.key, at + update_block(i / 2) * kStep + i % 2 * kEightRows);
-#pragma unroll
-        for (unsigned i = 0; i < 2; ++i) {
-            if (i == 1 && !on_diagonal()) break;
-            copy(&scores_tile, &shared.products, vector_of_block(row_block(i), column_block(i)));
             if (!on_diagonal())  // the block that mirrors it is above the diagonal
-                *vector_in(&scores_tile, vector_of_block(column_block(i), row_block(i))) = {};
+                store_shared(vector_at(&scores_tile, 16 * column + left_row(), 2 * row + left_vector()), uint4{});
         }
-    }
-    __device__ __forceinline__ unsigned vector_of_block(unsigned row, unsigned column) const {
-        return (16 * row + lane / 2) * 128 + ((2 * column + lane % 2 ^ lane / 2 % 8) << 4);
-    }
-    __device__ __forceinline__ static uint4* vector_in(SwizzledTile* tiles, unsigned at) {
-        return reinterpret_cast<uint4*>(tiles->bytes + at);
-    }
-    __device__ __forceinline__ static void copy(SwizzledTile* to, const SwizzledTile* from, unsigned at) {
-        *vector_in(to, at) = load_shared(shared_address(from->bytes) + at);
     }
     template <bool kResidual>
     __device__ __forceinline__ static void store_pairs(unsigned to, const float (&sums)[4]) {
