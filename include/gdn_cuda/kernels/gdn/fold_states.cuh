@@ -10,6 +10,11 @@
 
 namespace gdn_cuda::gdn {
 
+__device__ __forceinline__ bool is_aligned(const FoldedMatrices& matrices) {
+    const i64 steps = matrices.part | matrices.sequence | matrices.head;
+    return reinterpret_cast<unsigned long long>(matrices.data) % sizeof(float4) == 0 && steps % 4 == 0;
+}
+
 template <FoldStatesConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads()) fold_states(const __grid_constant__ FoldStatesArgs args) {
     constexpr int kColumns = kConfig.columns, kRows = kConfig.rows, kSlices = kConfig.slices(), kDepth = kColumns / kSlices,
@@ -24,6 +29,8 @@ __global__ void __launch_bounds__(kConfig.threads()) fold_states(const __grid_co
     };
     const i64 first = static_cast<i64>(first_row) * dk + column, own = static_cast<i64>(blockIdx.x) * args.dv * dk + first;
     const float* const start = args.state.data + offset(args.state, 0) + first;
+    // Backwards a thread's values are a row of M, and those of a warp are far apart.
+    const bool by_vectors = args.reverse && dk % 4 == 0 && is_aligned(args.transitions);
     const auto has = [&](int row) { return column < dk && first_row + row < args.dv; };
 #pragma unroll
     for (int row = slice; row < kRows; row += kSlices) state[row][column] = has(row) ? start[row * dk] : 0.f;
@@ -38,11 +45,19 @@ __global__ void __launch_bounds__(kConfig.threads()) fold_states(const __grid_co
 #pragma unroll 1
         for (int depth = slice * kDepth; depth < (slice + 1) * kDepth; depth += kAtOnce) {
             float values[kAtOnce];
+            if (by_vectors) {
 #pragma unroll
-            for (int j = 0; j < kAtOnce; ++j) {
-                values[j] = column < dk && depth + j < dk ? m[(depth + j) * step] : 0.f;
-                is_any |= values[j] != 0.f;
+                for (int j = 0; j < kAtOnce; j += 4) {
+                    const bool inside = column < dk && depth + j < dk;
+                    const float4 four = inside ? *reinterpret_cast<const float4*>(&m[depth + j]) : float4{};
+                    values[j] = four.x, values[j + 1] = four.y, values[j + 2] = four.z, values[j + 3] = four.w;
+                }
+            } else {
+#pragma unroll
+                for (int j = 0; j < kAtOnce; ++j) values[j] = column < dk && depth + j < dk ? m[(depth + j) * step] : 0.f;
             }
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) is_any |= values[j] != 0.f;
 #pragma unroll
             for (int row = 0; row < kRows; ++row)
 #pragma unroll
