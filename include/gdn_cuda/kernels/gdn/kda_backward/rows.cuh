@@ -88,8 +88,8 @@ struct KdaRows : MmaLane {
         for (int i = thread; i < kKdaTokens * kVectors; i += kConfig.threads()) {
             const int token = i / kVectors, row = first_row + i % kVectors * 8;
             const bool exists = token < tokens && row < args.dv;
-            cp_async_16_zfill(shared_address(&stage.values[token][i % kVectors * 8]),
-                              exists ? from + token * step + row : from, exists);
+            cp_async_16_zfill(shared_address(&stage.values[token][i % kVectors * 8]), exists ? from + token * step + row : from,
+                              exists);
         }
     }
 
