@@ -3,8 +3,8 @@
 // A block of 256 threads takes a chunk of a value head. A thread holds two channels of 16 tokens, and writes operands of
 // products into the same 48 KB again and again:
 //
-//     loads -> decays -> operands -> scores ... -> [K_in, Q_in, d k]   A -> T (four warps) | bulk copies -> Z, P' -> bulk
-//     copies
+//     loads -> decays -> operands -> scores ... -> [K_in, Q_in, d k] -> copies
+//                                                  A -> T (four warps) -> Z, P' -> copies
 //
 // Where one border serves all scores, four warps form and invert the blocks of A on the diagonal while the others form those
 // below it, and T while the others form P.
