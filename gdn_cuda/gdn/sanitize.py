@@ -314,7 +314,7 @@ def kda() -> None:
         slots = torch.tensor([2, -1, 9, 0], device="cuda")
         gdn_cuda.chunked_forward(*rows, draw(3, 2, dv, dk).to(io), packed_at, state_indices=slots)
         gdn_cuda.chunked_summary(*rows[1:], packed_at)
-    # more items than multiprocessors
+    # more work tiles than multiprocessors
     many = {name: draw(1000, 64, 128, dtype=torch.bfloat16) for name in ("query", "key", "value")}
     many |= {"beta": draw(1000, 64).sigmoid(), "gate": -draw(1000, 64, 128).abs()}
     for cu_seqlens in ([0, 0, 70, 71, 400, 1000], [0, 1000, 0, 900, 1000, 1000]):

@@ -69,7 +69,7 @@ def test_packed_sequences(device: Device, window: str, monkeypatch: pytest.Monke
         assert rel_rms(found["state"][n], each[-1]) < BOUND[BF16]
 
 
-def test_blocks_that_take_many_items(device: Device, segments: int) -> None:
+def test_blocks_that_take_many_work_tiles(device: Device, segments: int) -> None:
     """Who takes a segment changes nothing."""
     x = packed([200, 0, 1, 330, 64, 0], more=5, gates="init", beta=2.0, dv=128)
     found = [launch(device, x, norm=True, multiprocessors=n) for n in (132, 1)]

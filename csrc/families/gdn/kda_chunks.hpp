@@ -31,7 +31,7 @@ struct KdaWorkspace {
     KdaChunkPlace* places;  // zeros before
     float* carried;         // where final states are not fp32
     float* segments;        // KdaSegments::states
-    unsigned* taken;        // two words: items that blocks of gdn/kda_own have taken
+    unsigned* taken;        // two words: work tiles that blocks of gdn/kda_own have taken
 };
 struct KdaWorkspaceSize {
     int64_t window = 0, positions = 0, carried = 0, segments = 0;  // carried, segments: elements

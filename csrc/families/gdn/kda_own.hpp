@@ -26,11 +26,12 @@ struct KdaOwn {
                       (segments.chunks > 0 ? segments.slots : std::min(call.sequences, args.window.count)) * i64{call.heads},
                   of_transitions = segments.chunks > 0 && !segments.follow ? ceil_div(i64{call.dk}, i64{kValueRows}) : 0;
         Args given = args;
-        given.items = static_cast<int>(heads * (args.row_tiles + of_transitions));
-        if (given.items == 0) return;
-        const int blocks = std::min(given.items, jit::device_traits(target.ordinal).multiprocessors);
+        given.work_tiles = static_cast<int>(heads * (args.row_tiles + of_transitions));
+        if (given.work_tiles == 0) return;
+        const int blocks = std::min(given.work_tiles, jit::device_traits(target.ordinal).multiprocessors);
         launch<KdaOwn>({.io = io}, given, {blocks, 1, 1}, target, [&](const auto&) {
-            return fmt::format("{} items of {} rows, which {} blocks take{}", given.items, kValueRows, blocks, part(segments));
+            return fmt::format("{} work tiles of {} rows, which {} blocks take{}", given.work_tiles, kValueRows, blocks,
+                               part(segments));
         });
     }
 

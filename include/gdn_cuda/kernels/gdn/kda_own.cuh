@@ -2,17 +2,18 @@
 // of a sequence and head's state take it from chunk to chunk, and compute the outputs; then they take other rows. A block has a
 // multiprocessor to itself.
 //
-//     records -> stages (3)      loads and stores | outputs | plans items | chain S -> X -> S
+//     records -> stages (3)      loads and stores | outputs | plans work tiles | chain S -> X -> S
 //
-// The pipeline of chunks goes on from item to item: roles wait for one another by chunk, and for the plan of an item.
+// The pipeline of chunks goes on from work tile to work tile: roles wait for one another by chunk, and for the plan of
+// each.
 //
 // Every matrix of a record is a right operand as it is; S and X are left operands in registers. Where entries of T cancel, Z
 // and P' have rounding residuals, which take the place of K_in and Q_in once these have been multiplied.
 //
 // Bound: the chain's own instructions, 480 a chunk by one warp of a scheduler; it waits for neither of its products (ncu). On
 // an H200 a chunk takes 1.2 to 1.5 us (benchmarks/kda_launches.py, 9415cb52), with 128 blocks as long as memory takes for
-// records. A block of one item had some 8 us beside its chunks; between items of one block only the chain's exchange of states
-// is left of them (not timed yet).
+// records. A block of one work tile had some 8 us beside its chunks; between work tiles of one block only the chain's exchange
+// of states is left of them.
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
@@ -39,9 +40,9 @@ __device__ __forceinline__ void set_barriers(KdaOwnerPlan<kConfig>& shared) {
     cutlass::arch::fence_barrier_init();
 }
 
-// A role's items, one after another. `run` takes what it returned before, at first 0.
+// A role's work tiles, one after another. `run` takes what it returned before, at first 0.
 template <ChunkedConfig kConfig, class Run>
-__device__ __forceinline__ void for_each_item(KdaOwnerPlan<kConfig>& shared, Run&& run) {
+__device__ __forceinline__ void for_each_work_tile(KdaOwnerPlan<kConfig>& shared, Run&& run) {
     unsigned residual_parity = 0;
 #pragma unroll 1
     for (int index = 0;; ++index) {
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(kOwnConfig.threads(), 1) kda_own(const __grid_
         KdaLoader<kConfig>{shared, args}.run(__shfl_sync(0xffffffffu, threadIdx.x / 32, 0));
     } else if (group == 1) {
         cutlass::arch::warpgroup_reg_alloc<kOutputs>();
-        for_each_item(shared, [&](const KdaOwnWork& work, unsigned residual_parity) {
+        for_each_work_tile(shared, [&](const KdaOwnWork& work, unsigned residual_parity) {
             return KdaOutputs<kConfig>(shared, args.chunked, work, residual_parity).run();
         });
     } else if (group == KdaPlanner<kConfig>::kGroup) {
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kOwnConfig.threads(), 1) kda_own(const __grid_
         KdaPlanner<kConfig>{shared, args}.run();
     } else {
         cutlass::arch::warpgroup_reg_alloc<kChain>();
-        for_each_item(shared, [&](const KdaOwnWork& work, unsigned residual_parity) {
+        for_each_work_tile(shared, [&](const KdaOwnWork& work, unsigned residual_parity) {
             return KdaChain<kConfig>(shared, args.chunked, work, residual_parity).run();
         });
     }

@@ -16,14 +16,14 @@ struct KdaChain : KdaOwner<kConfig> {
     using Base::kIo, Base::shared, Base::state, Base::rounded_state, Base::thread;
     const KdaOwnWork& work;
 
-    // An item's. residual_parity: the last item's.
+    // A work tile's. residual_parity: the last work tile's.
     __device__ __forceinline__ KdaChain(KdaOwnerPlan<kConfig>& shared, const ChunkedArgs& args, const KdaOwnWork& work,
                                         unsigned residual_parity)
         : Base(shared, args, work), work(work), residual_parity(residual_parity) {}
 
     // Returns residual_parity.
     __device__ __forceinline__ unsigned run() {
-        if (work.item.rows == KdaOwnRows::transition)
+        if (work.work_tile.rows == KdaOwnRows::transition)
             set_identity(state, *this);
         else
             load_state(*this, state_before(*this, work));
@@ -41,7 +41,7 @@ struct KdaChain : KdaOwner<kConfig> {
             if (chunk == chunks) break;
         }
         release_chunk(chunks - 1);
-        if (work.item.stores_state) store_state(*this, state_after(*this, work));
+        if (work.work_tile.stores_state) store_state(*this, state_after(*this, work));
         return residual_parity;
     }
 

@@ -20,16 +20,16 @@ template <class Owner>
 __device__ __forceinline__ StatePlace in_final_states(const Owner& own, const KdaOwnWork& work) {
     return place_of_head(own, static_cast<const float*>(own.args.call.last.data) + work.states.last_slot);
 }
-// Of an item, whose L and M start from zero and from the identity.
+// For a work tile, whose L and M start from zero and from the identity.
 template <class Owner>
 __device__ __forceinline__ StatePlace state_before(const Owner& own, const KdaOwnWork& work) {
-    if (work.item.rows != KdaOwnRows::outputs) return {};
-    if (work.item.before != nullptr) return {work.item.before};
+    if (work.work_tile.rows != KdaOwnRows::outputs) return {};
+    if (work.work_tile.before != nullptr) return {work.work_tile.before};
     return work.states.begins ? initial_state(own) : in_final_states(own, work);
 }
 template <class Owner>
 __device__ __forceinline__ StatePlace state_after(const Owner& own, const KdaOwnWork& work) {
-    if (work.item.after != nullptr) return {work.item.after};
+    if (work.work_tile.after != nullptr) return {work.work_tile.after};
     return work.states.ends ? final_state(own) : in_final_states(own, work);
 }
 

@@ -8,7 +8,7 @@
 
 namespace gdn_cuda::gdn {
 
-// A role's next item; slots are used in turn. `index`: of the block's items.
+// A role's next work tile; slots are used in turn. `index`: of the block's work tiles.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ const KdaOwnWork& wait_for_work(KdaOwnerPlan<kConfig>& shared, int index) {
     const PipelineStage<kKdaOwnSlots> slot(index);
@@ -22,7 +22,7 @@ __device__ __forceinline__ void release_work(KdaOwnerPlan<kConfig>& shared, int 
     if (threadIdx.x % 32 == 0) barrier(shared.work_empty[PipelineStage<kKdaOwnSlots>(index).index]).arrive();
 }
 
-// An item's records, by the block's chunks.
+// A work tile's records, by the block's chunks.
 struct KdaRecords {
     const KdaRecord* records;
     const unsigned* flags;
@@ -43,7 +43,7 @@ struct KdaRecords {
     }
     __device__ __forceinline__ KdaRecords(const KdaOwnArgs& args, const KdaOwnWork& work)
         : KdaRecords(args, work.sequence, work.head, {work.tokens.start - work.tokens.before, 0},
-                     work.item.first - work.begin) {}
+                     work.work_tile.first - work.begin) {}
     // Clamped: sequences may overlap, as the host cannot check cu_seqlens.
     __device__ __forceinline__ int index(int chunk) const {
         const int at = (positions != nullptr ? positions[chunk] : position + chunk * step) - first;
@@ -102,7 +102,7 @@ struct KdaLoader {
         constexpr int kTiles = kKdaPlainTiles * kTile;
         const KdaRecords from(all, work);
         const int begin = work.begin, last = work.tokens.chunks - 1, wants_next = max(begin, last - (kKdaPlannedAhead - 1));
-        int index = work.item.first_record, next_index = from.index(min(begin + 1, last));
+        int index = work.work_tile.first_record, next_index = from.index(min(begin + 1, last));
         unsigned flags = from.flags[index];
 #pragma unroll 1
         for (int chunk = begin; chunk <= last; ++chunk) {
@@ -116,7 +116,7 @@ struct KdaLoader {
             const KdaRecord& record = from.records[index];
             Copy::copy(record.key_in, word(full), shared.stages[current.index].key_in, kTiles);
             Copy::copy(&record.factors, word(full), &shared.factors[current.index], sizeof(KdaFactors));
-            shared.flags[current.index] = flags;  // an item's first flags arrive beside its first record
+            shared.flags[current.index] = flags;  // a work tile's first flags arrive beside its first record
             full.arrive();
             index = next_index;
             next_index = after_next;
@@ -150,7 +150,7 @@ struct KdaLoader {
         const KdaRecords from(all, work);
 #pragma unroll 1
         for (int chunk = work.begin; chunk < work.tokens.chunks; ++chunk) {
-            const int index = chunk == work.begin ? work.item.first_record : from.index(chunk);  // as load_records has it
+            const int index = chunk == work.begin ? work.work_tile.first_record : from.index(chunk);  // as load_records has it
             if (!(from.flags[index] & kKdaCancels)) continue;
             auto& stage = shared.stages[PipelineStage<kConfig.stages>(chunk).index];
             const KdaRecord& record = from.records[index];

@@ -15,7 +15,7 @@ struct KdaOutputs : KdaOwner<kConfig> {
     using Base = KdaOwner<kConfig>;
     using Base::kIo, Base::shared, Base::work, Base::rounded_state, Base::thread;
 
-    // An item's. residual_parity: the last item's.
+    // A work tile's. residual_parity: the last work tile's.
     __device__ __forceinline__ KdaOutputs(KdaOwnerPlan<kConfig>& shared, const ChunkedArgs& args, const KdaOwnWork& work,
                                           unsigned residual_parity)
         : Base(shared, args, work),

@@ -27,8 +27,8 @@ enum class KdaOwnRows {
     addition,    // of a segment's L: the state from zero, without outputs
     transition,  // of its M: from the identity, with values of zero
 };
-// Chunks [first, last) of a sequence and head, for a tile of 64 rows. A block takes one item after another.
-struct KdaOwnItem {
+// Chunks [first, last) of a sequence and head, for a tile of 64 rows. A block takes one work tile after another.
+struct KdaWorkTile {
     int sequence, head, row_tile, first, last;
     KdaOwnRows rows;
     // The head's state before and after the chunks, contiguous (row, dk). nullptr: the call's initial state where they begin
@@ -37,17 +37,18 @@ struct KdaOwnItem {
     bool stores_state;
     int first_record;  // the first chunk's
 };
-// An item as the roles of a block take it: its chunks and tokens are counted from the block's first item on, so that stages and
-// parities go on from item to item.
+// A work tile as the roles of a block take it: its chunks and tokens are counted from the block's first work tile on, so that
+// stages and parities go on from work tile to work tile.
 struct KdaOwnWork : ChunkedWork {
-    KdaOwnItem item;
-    int begin;  // its first chunk; tokens.chunks: where its chunks end, 0 after the last item
+    KdaWorkTile work_tile;
+    int begin;  // its first chunk; tokens.chunks: where its chunks end, 0 after the last work tile
 
     GDN_HOST_DEVICE constexpr bool is_none() const { return tokens.chunks == 0; }
 };
-// As many as roles may be apart: an item that is planned while loads, outputs and the chain are in three others of one chunk.
+// As many as roles may be apart: a work tile that is planned while loads, outputs and the chain are in three others of one
+// chunk.
 constexpr int kKdaOwnSlots = 4;
-// An item is chosen once all but so many chunks of the one before are being loaded: late, as other blocks may then be free.
+// A work tile is chosen once all but so many chunks of the one before are being loaded: late, as other blocks may then be free.
 constexpr int kKdaPlannedAhead = 4;
 
 template <ChunkedConfig kConfig>
@@ -76,9 +77,9 @@ struct KdaOwnerPlan {
     // A phase a chunk with residuals: K_in and Q_in have been multiplied; residuals are there.
     unsigned long long tiles_read, residual_full;
     unsigned long long tail_full;  // values of a chunk that ends the sequence within it, a phase for each of these
-    // By slot: an item is planned; all roles have finished it. A phase an item: the next one is wanted.
+    // By slot: a work tile is planned; all roles have finished it. A phase a work tile: the next one is wanted.
     unsigned long long work_full[kKdaOwnSlots], work_empty[kKdaOwnSlots], next_wanted;
-    int taken[2];  // of items, by turns
+    int taken[2];  // of work tiles, by turns
 };
 
 struct KdaOwnArgs {
@@ -89,8 +90,8 @@ struct KdaOwnArgs {
     const unsigned* flags;
     float* carried;  // states (sequence, head, dv, dk) from window to window; nullptr: final states in fp32 are
     unsigned*
-        taken;  // zeros before: items that blocks have taken after their first ones, in launches that do not follow and do
-    int row_tiles, items;
+        taken;  // zeros before: work tiles that blocks have taken after their first ones, in launches that do not follow and do
+    int row_tiles, work_tiles;
 };
 
 }  // namespace gdn_cuda::gdn

@@ -1,10 +1,10 @@
-// The warpgroup of gdn/kda_own that plans: which items its block has. The first is the block's own; each further one is the
-// next that no block has taken. It also finishes items without chunks.
+// The warpgroup of gdn/kda_own that plans: which work tiles its block has. The first is the block's own; each further one is
+// the next that no block has taken. It also finishes work tiles without chunks.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/block.cuh>
 #include <gdn_cuda/kernels/gdn/kda/chain_parts.cuh>
-#include <gdn_cuda/kernels/gdn/kda/own_item.cuh>
+#include <gdn_cuda/kernels/gdn/kda/own_work_tile.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -20,23 +20,23 @@ struct KdaPlanner {
     __device__ __forceinline__ void run() {
         int index = 0, chunks = 0;
 #pragma unroll 1
-        for (; next < args.items; take()) {
-            KdaOwnItem item;
-            if (!find_kda_item(args, next, item)) continue;
-            const bool runs = block_of(item).place == Place::run && item.first < item.last;
+        for (; next < args.work_tiles; take()) {
+            KdaWorkTile work_tile;
+            if (!find_kda_work_tile(args, next, work_tile)) continue;
+            const bool runs = block_of(work_tile).place == Place::run && work_tile.first < work_tile.last;
             if (runs) {
                 const PipelineStage<kKdaOwnSlots> slot(index);
                 barrier(shared.work_empty[slot.index]).wait(slot.parity ^ 1);
                 KdaOwnWork& work = shared.works[slot.index];
                 if (thread == 0) {
-                    plan(work, item, chunks);
+                    plan(work, work_tile, chunks);
                     barrier(shared.work_full[slot.index]).arrive();
                 }
                 barrier(shared.work_full[slot.index]).wait(slot.parity);
                 if (index > 0) prefetch_state(work);
-                chunks += item.last - item.first;
+                chunks += work_tile.last - work_tile.first;
             }
-            finish(item);
+            finish(work_tile);
             if (runs) barrier(shared.next_wanted).wait(index++ & 1);
         }
         const PipelineStage<kKdaOwnSlots> slot(index);
@@ -51,8 +51,8 @@ struct KdaPlanner {
     // Called by the whole warpgroup, as are those that follow.
     __device__ __forceinline__ void take() {
         const int blocks = static_cast<int>(gridDim.x);
-        if (blocks >= args.items) {
-            next = args.items;
+        if (blocks >= args.work_tiles) {
+            next = args.work_tiles;
             return;
         }
         int& taken = shared.taken[takes++ % 2];  // the other one may still be read
@@ -60,20 +60,20 @@ struct KdaPlanner {
         NamedBarrier::sync(kWarpgroup, kWarpgroupBarrier + kGroup);
         next = taken;
     }
-    __device__ __forceinline__ ChunkedBlock<kConfig> block_of(const KdaOwnItem& item) const {
-        return {args.chunked, 0, item.sequence, 0, item.head, item.row_tile};
+    __device__ __forceinline__ ChunkedBlock<kConfig> block_of(const KdaWorkTile& work_tile) const {
+        return {args.chunked, 0, work_tile.sequence, 0, work_tile.head, work_tile.row_tile};
     }
     // What no chunk does: the outputs of tokens past the last sequence, and of sequences that are skipped or poisoned; states
     // of empty ones.
-    __device__ __forceinline__ void finish(const KdaOwnItem& item) const {
-        if (item.first > 0) return;
-        ChunkedBlock<kConfig> block = block_of(item);
+    __device__ __forceinline__ void finish(const KdaWorkTile& work_tile) const {
+        if (work_tile.first > 0) return;
+        ChunkedBlock<kConfig> block = block_of(work_tile);
         const GdnCall& call = args.chunked.call;
         if (block.place != Place::run)
             fill(block, block.span.start, end_of_uncomputed(call, block.span, block.place), output_of_uncomputed(block.place));
         else if (block.chunks == 0)
             block.copy_state(thread, kWarpgroup);
-        if (is_packed(args.chunked) && item.sequence == call.sequences - 1)
+        if (is_packed(args.chunked) && work_tile.sequence == call.sequences - 1)
             fill(block, block.span.start + block.span.length, call.tokens, 0.f);
     }
     // Outputs of tokens [first, last), whose rows start on 16 bytes.
@@ -91,11 +91,11 @@ struct KdaPlanner {
         for (; token < last; token += kWarpgroup / kVectors, at += kWarpgroup / kVectors * call.output.token)
             *reinterpret_cast<uint4*>(at) = {pair, pair, pair, pair};
     }
-    __device__ __forceinline__ void plan(KdaOwnWork& work, const KdaOwnItem& item, int begin) const {
-        ChunkedBlock<kConfig> block = block_of(item);
-        block.plan_outputs(work, item.first, item.last);
-        if (item.rows != KdaOwnRows::outputs) work.tokens.first_output = work.tokens.chunks;
-        if (item.rows == KdaOwnRows::transition) {
+    __device__ __forceinline__ void plan(KdaOwnWork& work, const KdaWorkTile& work_tile, int begin) const {
+        ChunkedBlock<kConfig> block = block_of(work_tile);
+        block.plan_outputs(work, work_tile.first, work_tile.last);
+        if (work_tile.rows != KdaOwnRows::outputs) work.tokens.first_output = work.tokens.chunks;
+        if (work_tile.rows == KdaOwnRows::transition) {
             work.first_value = args.chunked.call.dv;  // past all values, where TMA fills with zeros
             work.rows = args.chunked.call.dk;
         }
@@ -106,10 +106,10 @@ struct KdaPlanner {
         work.tokens.chunks += begin;
         work.tokens.first_output += begin;
         work.tokens.first_scores += begin;
-        work.item = item;
+        work.work_tile = work_tile;
         work.begin = begin;
     }
-    // Brings the state into L2 that the chain loads when it has finished the item before.
+    // Brings the state into L2 that the chain loads when it has finished the work tile before.
     __device__ __forceinline__ void prefetch_state(const KdaOwnWork& work) const {
         constexpr int kLine = 128;
         const StatePlace from = state_before(KdaPlaces{args.chunked, work}, work);
