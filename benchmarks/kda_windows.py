@@ -3,7 +3,7 @@ of few heads has. Needs a Hopper.
 
     for window in auto 12 20 32 48 64 128; do GDN_KDA_WINDOW=$window python benchmarks/kda_windows.py; done
     for n in auto 1 3 4 5 6 8 9 12 16 24; do GDN_KDA_SEGMENTS=$n python benchmarks/kda_windows.py --few-heads; done
-    python benchmarks/kda_windows.py --packed    sequences of benchmarks/kda_peers.py that have more work tiles than a GPU has SMs
+    python benchmarks/kda_windows.py --packed    sequences of benchmarks/kda_peers.py with more work tiles than a GPU has SMs
 
 µs by events over replays of a CUDA graph with ten calls, median of nine; initial and final states in fp32.
 """

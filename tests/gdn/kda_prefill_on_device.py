@@ -111,7 +111,7 @@ def test_invalid_offsets_write_nothing_else(device: Device, multiprocessors: int
         device.synchronize()
 
 
-# ---- Blocks that take one work tile after another: on a GPU because there are many, in the emulator as it has few multiprocessors
+# ---- Blocks that take one work tile after another: many on a GPU, and in the emulator, which has few multiprocessors
 
 
 def bits(x: Tensor) -> Tensor:
