@@ -275,12 +275,13 @@ def state(x: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("poison", [value, key, large_keys, beta, gate, state])
 @pytest.mark.parametrize("packed", [False, True])
-def test_nothing_before_a_reset_shows(device: Device, poison: Any, packed: bool) -> None:
-    x = inputs(170, "init", dv=128)
+@pytest.mark.parametrize("tokens", [170, 112])  # 112: in the last chunk, which is not full
+def test_nothing_before_a_reset_shows(device: Device, poison: Any, packed: bool, tokens: int) -> None:
+    x = inputs(tokens, "init", dv=128)
     x["gate"][0, 90] = -torch.inf
     poison(x)
     if packed:
-        x = {name: t if name == "state" else t[0] for name, t in x.items()} | {"cu_seqlens": torch.tensor([0, 170])}
+        x = {name: t if name == "state" else t[0] for name, t in x.items()} | {"cu_seqlens": torch.tensor([0, tokens])}
     found = launch(device, x, norm=True)
     rows = {name: t[0] if packed and name == "state" else t for name, t in x.items()}
     output, last = expected(

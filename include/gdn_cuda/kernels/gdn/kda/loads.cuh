@@ -143,6 +143,7 @@ struct KdaLoader {
         tail_parity ^= 1;
         for (int i = lane; i < (kChunk - count) * 8; i += 32)
             store_shared(row_vector(tile_row(shared.stages[stage].value.bytes, count + i / 8), i % 8), uint4{});
+        cutlass::arch::fence_view_async_shared();  // where the chunk goes token by token, its outputs' copy takes them too
         __syncwarp();
         if (lane == 0) barrier(shared.stage_full[stage]).arrive();
     }
