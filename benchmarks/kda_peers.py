@@ -56,14 +56,22 @@ from gdn_cuda.operators.measure import Absent, Peer
 Report = dict[str, Any]
 
 EVERY_KIND = (Shape(64, (8192,)), Shape(32, (8192,)), Shape(32, (32768,)), Shape(8, (8192,)))
-# An illegal memory access, which would end the run (1.32.0)
-FAILS = {("cuDNN, g given", Shape(32, (32768,)), kind) for kind in ("softplus", "heavy")}
+
 # Peers whose time may depend on the values of gates, beyond whether there is a bound
 DEPENDS = ("cuDNN", "cuDNN, g given")
 CHECKED_KINDS = (*KINDS, "deep")
 TRAINED = (Shape(32, (8192,)), Shape(32, (32768,)))
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DECODED = (*((heads, batch) for heads in (32, 48) for batch in (1, 64, 256)), (96, 64))
+
+
+def failure(peer: str, shape: Shape, kind: str) -> str | None:
+    """Why a call of cuDNN 1.32.0 is left out: an illegal memory access ends the run."""
+    if peer.startswith("cuDNN") and kind == "heavy":
+        return "its results are NaN"
+    if peer == "cuDNN, g given" and kind == "softplus" and max(shape.lengths) > 8192:
+        return "an illegal memory access"
+    return None
 
 
 class Run:
@@ -259,8 +267,8 @@ def kinds_of(shape: Shape, peer: str) -> tuple[str, ...]:
 
 def prefill(run: Run, shape: Shape, peers: list[str]) -> None:
     def measured(peer: str, kind: str, x: Callable[[], Inputs]) -> tuple[float, str]:
-        if (peer, shape, kind) in FAILS:
-            raise Absent("an illegal memory access")
+        if why := failure(peer, shape, kind):
+            raise Absent(why)
         found = calls.PREFILL[peer](x())
         timed = run.time_us(found)
         if kind == "init" and shape == Shape(32, (8192,)):
