@@ -321,14 +321,13 @@ REACH = {
     **{"16, 1×8192": 170, "24, 1×8192": 180, "96, 1×8192": 650, "16, 8×2048": 220},
 }
 REACH_OF_TRAINING = {"32, 1×8192": 1300, "32, 1×32768": 5000}
-REACH_OF_DECODE = {"32, B 1": (7, 7), "32, B 64": (72, 41), "32, B 256": (272, 145)}
 
 
 EMPTY: Report = {"peers_call_us": {}, "peers_errors": {}, "peers_disagree": []}
 
 
 def bench_rows(report: Report) -> list[Report]:
-    """Rows of a report as that of `bench`, for benchmarks/fill_pages.py."""
+    """Rows of a report as that of `bench`, in ms, for benchmarks/fill_pages.py."""
     rows = []
 
     def add(name: str, row: Report, which: Callable[[Any], Any], reach: float | None) -> None:
@@ -345,9 +344,6 @@ def bench_rows(report: Report) -> list[Report]:
             add(f"prefill {shape} {kind}", row, lambda found, kind=kind: (found or {}).get(kind), reach)
     for shape, row in report["training"].items():
         add(f"forward + backward {shape} init", row, lambda found: found, REACH_OF_TRAINING.get(shape))
-    for shape, row in report["decode"].items():
-        for states, reach in zip(DTYPES, REACH_OF_DECODE.get(shape, (None, None)), strict=True):
-            add(f"layer {shape}, {states} states", row, lambda found, states=states: (found or {}).get(states), reach)
     return rows
 
 
