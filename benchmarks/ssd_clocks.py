@@ -103,8 +103,8 @@ PREFILL_ROLES = (
             Place("y + D x", "add_x(y, x, factors.before, D);"),
             Place("wait: M", "gdn::start_product<kIo>(y, x,", before=True),
             Place("M x", "wait_for_product(y);\n        finish"),
-            Place("write", "cutlass::arch::fence_view_async_shared();"),
-            Place("wait: update", "finish_update(step);"),
+            Place("write", "write_tile(own, rounded);"),
+            Place("wait: update", "release(step);"),
         ),
     ),
 )

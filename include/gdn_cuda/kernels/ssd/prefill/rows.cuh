@@ -121,10 +121,9 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
         for (int part = 0; part < kParts; ++part)
             gdn::start_product_mn<kIo>(state[part], update, B + part * (kPartColumns / kTileElements), decay != 0.f);
     }
-    __device__ __forceinline__ void finish_update(int step) {
+    __device__ __forceinline__ void finish_update() {
 #pragma unroll
         for (auto& part : state) wait_for_product(part);
-        release(step);
     }
     // The warp has read what the step has.
     __device__ __forceinline__ void release(int step) const {
@@ -172,7 +171,8 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
         gdn::load_operand(update, stage.x[tile()], *this);
         scale_x(update, update, factors.after);
         start_update(update, stage.B, decay);
-        finish_update(step);
+        finish_update();
+        release(step);
     }
     __device__ __forceinline__ void run_output(int step, const float (&D)[2]) {
         const PipelineStage<kStages> current(step);
@@ -213,8 +213,9 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
         finish(rounded, y, stage.z);
         if constexpr (!kOverlaps) update_state();
         write_tile(own, rounded);  // a warp has read x of the channels whose outputs it writes, and no others
-        cutlass::arch::fence_view_async_shared();
-        finish_update(step);
+        finish_update();
+        cutlass::arch::fence_view_async_shared();  // NVRTC 12.9 ends with a segmentation fault where this is before the wait
+        release(step);
     }
 
     // The steps without outputs. Returns the sum of δA in log2.
