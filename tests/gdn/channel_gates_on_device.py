@@ -245,7 +245,7 @@ def test_strides_and_dtypes(device: Device, rng: torch.Generator) -> None:
 
 
 def test_states_after_every_token(device: Device, rng: torch.Generator) -> None:
-    """Of a verify, and the next from the states that were accepted; sequences without a state start from zeros."""
+    """A verify, and the next one from the states that were accepted; sequences without a state start from zeros."""
     x = inputs((3, 4), (1, 2), 24, 16, rng, "channel reset", "random", 1.0)
     starts = torch.tensor([True, False, True])
     mode = gdn_cuda.InferenceMode.SPEC_VERIFY

@@ -98,8 +98,8 @@ def test_deterministic_gradients_are_the_same_in_every_batch(device: Device, see
     x = inputs(three, seed) | {"deterministic": True}
     grads = cotangents(three, seed, x)
     alone = {name: y[:1] if isinstance(y, Tensor) else y for name, y in x.items()}
-    found, of_one = found_by_kernels(device, x, grads), found_by_kernels(device, alone, (grads[0][:1], grads[1][:1]))
-    assert all(torch.equal(found[name][:1], of_one[name]) for name in found)
+    found, one = found_by_kernels(device, x, grads), found_by_kernels(device, alone, (grads[0][:1], grads[1][:1]))
+    assert all(torch.equal(found[name][:1], one[name]) for name in found)
 
 
 def least_workspace(device: Device, case: GradientCase, seed: int) -> int:
@@ -121,7 +121,7 @@ def test_heads_in_groups_that_fit_the_workspace(device: Device, seed: int) -> No
 
 @pytest.mark.parametrize("layout", ["rows", "columns", "none"])
 def test_a_forward_by_token_has_the_bits_of_recurrent_forward(layout: str, device: Device, seed: int) -> None:
-    """Of states that are views of [K, V] too, which other kernels take."""
+    """Also from states that are views of [K, V] too, which other kernels take."""
     x = inputs(GradientCase(lengths=(5, 5), options={"use_qk_l2norm": True}, state=layout != "none"), seed)
     x = {name: y.to(device.name) if isinstance(y, Tensor) else y for name, y in x.items()}
     if layout == "columns":

@@ -83,7 +83,7 @@ def test_what_grows_without_bounds_leaves_zeros_alone(device: Device, segments: 
 
 
 def test_an_infinity_stays_in_its_row(device: Device, segments: str, seed: int) -> None:
-    """Of a state: gradients of values and of the initial state have no term of it."""
+    """An infinity of a state: gradients of values and of the initial state have no term of it."""
     x, grads = drawn(ChannelCase(replace(SHAPE, heads=(1, 1))), seed, BF16)
     clean = found_by_kernels(device, x, grads)
     x["value"][:, 5, :, 3] = torch.inf

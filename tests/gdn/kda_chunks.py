@@ -167,7 +167,7 @@ NAMES = tuple(field.name for field in fields(Chunk))
 
 
 def records_of(x: dict[str, Any]) -> int:
-    """Of each head."""
+    """How many each head has."""
     T = x["value"].shape[-3]
     return T // CHUNK + len(x["cu_seqlens"]) - 1 if x.get("cu_seqlens") is not None else x["value"].shape[0] * -(-T // CHUNK)
 

@@ -40,13 +40,13 @@ class Rule(NamedTuple):
 
     def call(self) -> dict[str, Tensor]:
         """In a form of raw gates A_log and dt_bias have shapes that models keep."""
-        of_channels = self.function == "chunk_kda"
+        by_channel = self.function == "chunk_kda"
         x = {name: drawn(1, sum(LENGTHS), 2, *[8] * (name in "qkv"), seed=i) for i, name in enumerate(NAMES)}
-        if of_channels:
+        if by_channel:
             x["g"] = drawn(1, sum(LENGTHS), 2, 8, seed=3)
         if self.form != "log":
-            x["A_log"] = drawn(*((1, 1, 2, 1) if of_channels else (2,)), seed=5)
-            x["dt_bias"] = drawn(16 if of_channels else 2, seed=6)
+            x["A_log"] = drawn(*((1, 1, 2, 1) if by_channel else (2,)), seed=5)
+            x["dt_bias"] = drawn(16 if by_channel else 2, seed=6)
             if self.form == "bound alone":
                 del x["A_log"]
             return x

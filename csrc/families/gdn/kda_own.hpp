@@ -24,9 +24,9 @@ struct KdaOwn {
         const KdaSegments& segments = args.segments;
         const i64 heads =
                       (segments.chunks > 0 ? segments.slots : std::min(call.sequences, args.window.count)) * i64{call.heads},
-                  of_transitions = segments.chunks > 0 && !segments.follow ? ceil_div(i64{call.dk}, i64{kValueRows}) : 0;
+                  transition_tiles = segments.chunks > 0 && !segments.follow ? ceil_div(i64{call.dk}, i64{kValueRows}) : 0;
         Args given = args;
-        given.work_tiles = static_cast<int>(heads * (args.row_tiles + of_transitions));
+        given.work_tiles = static_cast<int>(heads * (args.row_tiles + transition_tiles));
         if (given.work_tiles == 0) return;
         const int blocks = std::min(given.work_tiles, jit::device_traits(target.ordinal).multiprocessors);
         launch<KdaOwn>({.io = io}, given, {blocks, 1, 1}, target, [&](const auto&) {

@@ -21,7 +21,7 @@ struct KdaSegmentsModel {
 
     const KdaSegmentsProblem& problem;
 
-    // Of a launch of blocks with so many chunks each.
+    // A launch of blocks with so many chunks each.
     double launch(i64 blocks, i64 chunks) const {
         const i64 at_once = std::max<i64>(problem.multiprocessors, 1), waves = ceil_div(blocks, at_once);
         const double busy = static_cast<double>(std::min(blocks, at_once)) / static_cast<double>(at_once);
@@ -29,12 +29,12 @@ struct KdaSegmentsModel {
     }
     double prepared() const { return kPrepared * static_cast<double>(problem.sequences * problem.heads * problem.chunks); }
     double operator()(i64 segments) const {
-        const i64 heads = problem.sequences * problem.heads, of_one = ceil_div(problem.chunks, segments);
-        if (segments == 1) return prepared() + launch(heads * problem.row_tiles, of_one);
+        const i64 heads = problem.sequences * problem.heads, chunks_each = ceil_div(problem.chunks, segments);
+        if (segments == 1) return prepared() + launch(heads * problem.row_tiles, chunks_each);
         const i64 between = segments - 2,
                   ahead = heads * (problem.row_tiles + between * (problem.row_tiles + problem.transition_tiles));
-        return prepared() + launch(ahead, of_one) + launch(heads * (segments - 1) * problem.row_tiles, of_one) + kLaunch +
-               (between > 0 ? kLaunch + kFolded * static_cast<double>(between) : 0);
+        return prepared() + launch(ahead, chunks_each) + launch(heads * (segments - 1) * problem.row_tiles, chunks_each) +
+               kLaunch + (between > 0 ? kLaunch + kFolded * static_cast<double>(between) : 0);
     }
 };
 

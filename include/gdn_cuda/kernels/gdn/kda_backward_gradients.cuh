@@ -120,7 +120,7 @@ struct KdaChunkGradients {
         pass_norms(x, gradients);
         store_gradients(x, gradients);
     }
-    // Of half of the tokens.
+    // The rows of half of the tokens.
     template <int kFirst>
     __device__ __forceinline__ static void load_rows(float (&to)[kKdaTokens],
                                                      const unsigned short (&rows)[kKdaTokens][kConfig.head_k],

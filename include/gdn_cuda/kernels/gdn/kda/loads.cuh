@@ -30,7 +30,7 @@ struct KdaRecords {
     int position, step;    // of others: the block's first chunk's, and from a chunk to the next
     int first, count;      // the window's
 
-    // Of a sequence from a chunk on, which is the block's chunk 0.
+    // A sequence's records from a chunk on, which is the block's chunk 0.
     __device__ __forceinline__ KdaRecords(const KdaOwnArgs& args, int sequence, int head, const Span& span, int chunk)
         : records(args.records + static_cast<i64>(head) * args.window.count),
           flags(args.flags + static_cast<i64>(head) * args.window.count),

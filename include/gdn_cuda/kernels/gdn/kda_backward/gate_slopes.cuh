@@ -20,7 +20,7 @@ struct KdaGateSlopes {
     // be infinite. Adds A_log's.
     __device__ __forceinline__ float operator()(float gradient, float z, float& by_rate_log) const {
         if constexpr (kForm == ChannelGate::softplus || kForm == ChannelGate::bounded) {
-            const Factors factors = kForm == ChannelGate::softplus ? of_softplus(z) : of_bounded(z);
+            const Factors factors = kForm == ChannelGate::softplus ? softplus_factors(z) : bounded_factors(z);
             by_rate_log += gradient == 0.f ? 0.f : gradient * factors.rate_log;
             return gradient == 0.f ? gradient : gradient * factors.gate;
         }
@@ -32,14 +32,14 @@ struct KdaGateSlopes {
     struct Factors {
         float gate, rate_log;
     };
-    // Of -exp(A_log) softplus(z).
-    __device__ __forceinline__ Factors of_softplus(float z) const {
+    // The derivative of -exp(A_log) softplus(z) by z and by A_log.
+    __device__ __forceinline__ Factors softplus_factors(float z) const {
         if (rate_log > kLargestRateLog || z < kLowestOfSoftplus) return {log_decay_slope(rate_log, z), log_decay(rate_log, z)};
         const float e = exp_fast(-fabsf(z)), reciprocal = reciprocal_fast(1.f + e);
         return {-rate * (z < 0.f ? e * reciprocal : reciprocal), -rate * (fmaxf(z, 0.f) + log1p_of_unit(e))};
     }
-    // Of lower_bound sigmoid(u), u = exp(A_log) z.
-    __device__ __forceinline__ Factors of_bounded(float z) const {
+    // The derivative of lower_bound sigmoid(u), u = exp(A_log) z, by z and by A_log.
+    __device__ __forceinline__ Factors bounded_factors(float z) const {
         const float u = rate * z, e = exp_fast(-fabsf(u)), reciprocal = reciprocal_fast(1.f + e);
         const float slope = opaque(lower_bound * (e * reciprocal * reciprocal));     // not a branch for each gate
         return {slope == 0.f ? 0.f : slope * rate, slope == 0.f ? 0.f : slope * u};  // rate or u may be infinite

@@ -22,7 +22,7 @@ struct KdaBackwardConfig {
     // A thread has a channel of the key.
     GDN_HOST_DEVICE constexpr int threads() const { return head_k; }
     GDN_HOST_DEVICE constexpr int warps() const { return head_k / 32; }
-    // Of gdn/kda_backward_gradients on a multiprocessor: 128 registers a thread.
+    // Blocks of gdn/kda_backward_gradients on a multiprocessor: 128 registers a thread.
     GDN_HOST_DEVICE constexpr int gradient_blocks() const { return 512 / head_k; }
 };
 

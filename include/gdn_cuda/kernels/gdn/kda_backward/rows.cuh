@@ -132,7 +132,7 @@ struct KdaRows : MmaLane {
         if (has_values()) return args.segments.values && !is_last(segment);
         return (segment > 0 || args.segments.first) && (segment < args.segments.count - 1 || args.segments.last);
     }
-    // Of the block's rows.
+    // Whether all of the block's rows are.
     __device__ __forceinline__ bool is_finite(const float* boundary) const {
         const float* const from = boundary + static_cast<i64>(first_row) * args.dk;
         const int elements = min(kConfig.rows_per_block(), args.dv - first_row) * args.dk;

@@ -47,7 +47,7 @@ struct KdaChannelGradients {
             before = j > 0 ? fmaf(lower[j], to_lower[j], before) : lower[j] * to_lower[j];
         }
     }
-    // Of the chunk's halves: assigned.
+    // Sums over pairs of tokens in different halves of the chunk; what was there before is overwritten.
     __device__ __forceinline__ void start(const KdaChannel& x, const KdaTokenGradients& gradients) {
         add_halves<kKdaTokens / 2, false>(x, gradients, 0);
     }
