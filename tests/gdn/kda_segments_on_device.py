@@ -31,7 +31,7 @@ def split(device: Device, monkeypatch: pytest.MonkeyPatch, segments: str, window
 
 @pytest.fixture(params=["3", "5"])
 def segments(request: pytest.FixtureRequest, device: Device, monkeypatch: pytest.MonkeyPatch) -> int:
-    split(device, monkeypatch, request.param)
+    split(device, monkeypatch, request.param, os.environ.get("GDN_KDA_WINDOW", "auto"))
     return int(request.param)
 
 

@@ -8,10 +8,10 @@ namespace gdn_cuda::gdn {
 
 // The chains of a launch.
 struct KdaChains {
-    i64 pairs;                   // of a sequence and a value head
-    i64 chunks;                  // of a sequence
+    i64 pairs;                   // sequences times value heads
+    i64 chunks;                  // that a sequence has
     i64 value_tiles, key_tiles;  // blocks of a pair, for rows of a state and of M
-    i64 fold_blocks;             // of gdn/fold_states, with 16 rows
+    i64 fold_blocks;             // that gdn/fold_states has with 16 rows each
 };
 
 inline constexpr int kMostKdaBackwardSegments = 128;

@@ -9,7 +9,7 @@ namespace gdn_cuda::gdn {
 
 struct KdaSegmentsProblem {
     i64 sequences, heads, chunks;     // chunks: that a sequence has in a window, on average
-    i64 row_tiles, transition_tiles;  // of 64 rows: of a head's state, and of M
+    i64 row_tiles, transition_tiles;  // 64 rows each: a head's state has, and M
     i64 multiprocessors;
 };
 

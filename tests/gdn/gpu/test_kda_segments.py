@@ -10,6 +10,12 @@ from other_kernels import check_with
 
 
 @pytest.mark.skipif(CHOSEN != "auto", reason="this is the child")
+def test_all_tests_pass_with_segments_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDN_KDA_WINDOW", "7")
+    check_with("3", __file__, "GDN_KDA_SEGMENTS")
+
+
+@pytest.mark.skipif(CHOSEN != "auto", reason="this is the child")
 @pytest.mark.parametrize("file", ["test_kda_segments.py", "test_kda_prefill.py", "test_kda_chunks.py"])
 @pytest.mark.parametrize("segments", ["3", "5"])
 def test_all_tests_pass_with_segments(segments: str, file: str) -> None:

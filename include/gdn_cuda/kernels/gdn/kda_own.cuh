@@ -4,16 +4,15 @@
 //
 //     records -> stages (3)      loads and stores | outputs | plans work tiles | chain S -> X -> S
 //
-// The pipeline of chunks goes on from work tile to work tile: roles wait for one another by chunk, and for the plan of
-// each.
+// The pipeline of chunks goes on from work tile to work tile: roles wait for each other by chunk, and for the next plan.
 //
 // Every matrix of a record is a right operand as it is; S and X are left operands in registers. Where entries of T cancel, Z
 // and P' have rounding residuals, which take the place of K_in and Q_in once these have been multiplied.
 //
-// Bound: the chain's own instructions, 480 a chunk by one warp of a scheduler; it waits for neither of its products (ncu). On
-// an H200 a chunk takes 1.2 to 1.5 us (benchmarks/kda_launches.py, 9415cb52), with 128 blocks as long as memory takes for
-// records. A block of one work tile had some 8 us beside its chunks; between work tiles of one block only the chain's exchange
-// of states is left of them.
+// Bound: the chain's own instructions, 450 a chunk by one warp of a scheduler; it waits for neither of its products (ncu). On
+// an H200 a chunk takes 1.2 to 1.5 us (benchmarks/kda_launches.py, c14b6183); with 128 blocks memory takes as long for records,
+// at 80 % of its throughput. A block has some 8 us beside its chunks, and less for each further work tile: the chain stores a
+// state and loads the next.
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>

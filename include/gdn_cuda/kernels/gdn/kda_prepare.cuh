@@ -21,9 +21,9 @@
 //
 // fp16 has no range for reciprocals: always the last.
 //
-// Bound: latency. On an H200 an SM takes 5.6 us for a chunk of a head with slow decays, 6.6 to 7.7 with fast ones, where 8192
-// chunks are prepared (benchmarks/kda_launches.py, 977e4bb8); it issues in 45 and 50 % of its cycles (ncu): 18,000 and 24,000
-// warp instructions a chunk.
+// Bound: latency. On an H200 an SM takes 5.3 us for a chunk of a head with slow decays, 6.4 to 7.8 with fast ones, where 8192
+// chunks are prepared (benchmarks/kda_launches.py, c14b6183, in the form that was kept); before the last
+// changes it issued in 45 and 50 % of its cycles (ncu, 977e4bb8): 18,000 and 24,000 warp instructions a chunk.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>

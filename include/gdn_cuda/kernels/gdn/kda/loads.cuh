@@ -27,7 +27,7 @@ struct KdaRecords {
     const KdaRecord* records;
     const unsigned* flags;
     const int* positions;  // of packed sequences
-    int position, step;    // of others: the block's first chunk's, and from a chunk to the next
+    int position, step;    // where not packed: the block's first chunk's, and from a chunk to the next
     int first, count;      // the window's
 
     // A sequence's records from a chunk on, which is the block's chunk 0.

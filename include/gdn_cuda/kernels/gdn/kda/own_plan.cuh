@@ -15,7 +15,7 @@ struct KdaOwnConfig {
 
     GDN_FIELDS(io)
 
-    // Warpgroups: loads and stores, outputs, none, the chain.
+    // Warpgroups: loads and stores, outputs, plans, the chain.
     GDN_HOST_DEVICE constexpr ChunkedConfig block() const {
         return {.head_k = kKdaHeadK, .value_groups = 1, .inverse_groups = 2, .stages = 3, .io = io};
     }
@@ -23,9 +23,9 @@ struct KdaOwnConfig {
 };
 
 enum class KdaOwnRows {
-    outputs,     // of the state, with outputs
-    addition,    // of a segment's L: the state from zero, without outputs
-    transition,  // of its M: from the identity, with values of zero
+    outputs,     // the state's, with outputs
+    addition,    // a segment's L: the state from zero, without outputs
+    transition,  // its M: from the identity, with values of zero
 };
 // Chunks [first, last) of a sequence and head, for a tile of 64 rows. A block takes one work tile after another.
 struct KdaWorkTile {
@@ -79,7 +79,7 @@ struct KdaOwnerPlan {
     unsigned long long tail_full;  // values of a chunk that ends the sequence within it, a phase for each of these
     // By slot: a work tile is planned; all roles have finished it. A phase a work tile: the next one is wanted.
     unsigned long long work_full[kKdaOwnSlots], work_empty[kKdaOwnSlots], next_wanted;
-    int taken[2];  // of work tiles, by turns
+    int taken[2];  // the next work tile, by turns
 };
 
 struct KdaOwnArgs {

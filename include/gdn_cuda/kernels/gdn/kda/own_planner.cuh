@@ -63,8 +63,8 @@ struct KdaPlanner {
     __device__ __forceinline__ ChunkedBlock<kConfig> block_of(const KdaWorkTile& work_tile) const {
         return {args.chunked, 0, work_tile.sequence, 0, work_tile.head, work_tile.row_tile};
     }
-    // What no chunk does: the outputs of tokens past the last sequence, and of sequences that are skipped or poisoned; states
-    // of empty ones.
+    // What no chunk does: outputs of tokens past the last sequence and of skipped or poisoned sequences, and states of
+    // sequences without tokens.
     __device__ __forceinline__ void finish(const KdaWorkTile& work_tile) const {
         if (work_tile.first > 0) return;
         ChunkedBlock<kConfig> block = block_of(work_tile);
