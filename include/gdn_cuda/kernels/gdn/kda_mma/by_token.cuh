@@ -20,6 +20,7 @@ struct KdaByToken {
 
     // Outputs overwrite values.
     __device__ __forceinline__ void run(int chunk) const {
+        __syncwarp();  // the rows are where the warp has read its inverse
 #pragma unroll 1
         for (int group = 0; group < kMmaWarpRows / kRows; ++group) {
             own.refresh();
@@ -101,9 +102,10 @@ struct KdaByToken {
             }
         }
         const float query_norm = call.scale * norm_of(square);
+        __syncwarp();  // every lane has read the values
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-            const float output = query_norm * group_sum<32>(outputs[r]);  // after its shuffles every lane has read the value
+            const float output = query_norm * group_sum<32>(outputs[r]);
             if (own.lane == 0) value_at(group, token, r) = from_float<Io>(output);
         }
         __syncwarp();
