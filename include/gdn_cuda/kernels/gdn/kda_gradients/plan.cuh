@@ -56,33 +56,32 @@ struct alignas(1024) KdaHalfRows {
     unsigned char bytes[kKdaTiles][kChunk / 2 * 128];
 };
 struct KdaGradientsPlan {
+    static constexpr int kQuarters = KdaGradientsConfig::kQuarters, kValueTiles = KdaGradientsConfig::kValueTiles;
+    static constexpr int kStateProducts = KdaGradientsConfig::threads() / (kKdaHeadK / 2);
+
     struct Inputs {
-        SwizzledTile state[KdaGradientsConfig::kValueTiles][kKdaTiles],
-            state_gradient[KdaGradientsConfig::kValueTiles][kKdaTiles];
-        SwizzledTile output_gradient[KdaGradientsConfig::kValueTiles], value_gradient[KdaGradientsConfig::kValueTiles];
-        SwizzledTile error[KdaGradientsConfig::kValueTiles], error_residual[KdaGradientsConfig::kValueTiles];
+        SwizzledTile state[kValueTiles][kKdaTiles], state_gradient[kValueTiles][kKdaTiles];
+        SwizzledTile output_gradient[kValueTiles], value_gradient[kValueTiles];
+        SwizzledTile error[kValueTiles], error_residual[kValueTiles];
     };
     struct Products {
-        KdaChannelProducts states[3];  // of dO S, dV S and R E; then what quarters have of pairs with tokens of others
-        // dP and U, rounded and the rounding residual. Only pairs of tokens of different quarters are read.
+        // dO S, dV S and R E; then what each quarter's tokens have from outside of it, without decays within it.
+        KdaChannelProducts states[3];
+        // dP and U, rounded, and the rounding residuals. Only pairs of tokens of different quarters are read.
         SwizzledTile queries[2], keys[2];
     };
     // Keys and queries times products of decays to and from the border between the halves of 64 tokens (far), and those of 32
-    // tokens (near).
+    // tokens (near): tokens of upper halves, keys of lower ones.
     struct Operands {
         KdaHalfRows far_query, far_key, far_lower;
         KdaHalfRows near_query, near_key, near_lower;
     };
-    struct Sums {
-        float A_log[KdaGradientsConfig::kQuarters][kKdaHeadK], dt_bias[KdaGradientsConfig::kQuarters][kKdaHeadK];
-    };
-    // What one quarter has for gates of others, by channel.
+    // What quarters have for gates of others, by channel.
     struct Carried {
-        float after[KdaGradientsConfig::kQuarters]
-                   [kKdaHeadK];  // through the state before the chunk: for gates before the quarter
-        float before[KdaGradientsConfig::kQuarters][kKdaHeadK];  // through the state after it: for gates after the quarter
-        float far_upper[kKdaHeadK];                              // pairs of the last quarter with the first two: for the third
-        float far_lower[kKdaHeadK];                              // pairs of the first quarter with the last two: for the second
+        float earlier[kQuarters][kKdaHeadK];  // through the state before the chunk: for gates of quarters before
+        float later[kQuarters][kKdaHeadK];    // through the state after it: for gates of quarters after
+        float far_upper[kKdaHeadK];           // pairs of the last quarter with the lower half: for the third
+        float far_lower[kKdaHeadK];           // pairs of the first quarter with the upper half: for the second
     };
 
     union {
@@ -91,21 +90,18 @@ struct KdaGradientsPlan {
     };
     SwizzledTile key[kKdaTiles], query[kKdaTiles];  // their gradients, rounded, take their place
     union {
-        float state_products[KdaGradientsConfig::threads() / kWarpgroup * 2][kKdaHeadK];  // of S E, by some rows
+        float state_products[kStateProducts][kKdaHeadK];  // of S E, each of some rows
         Operands operands;
-        float gates[kChunk][kKdaHeadK];
+        float gates[kChunk][kKdaHeadK];  // then, of each quarter, sums of A_log's and dt_bias's gradients
     };
-    KdaTokenGradients blocks[KdaGradientsConfig::kQuarters];  // dP and U within a quarter
+    KdaTokenGradients blocks[kQuarters];  // dP and U within a quarter
     KdaTrainingFactors factors;
-    float totals[KdaGradientsConfig::kQuarters][kKdaHeadK];  // products of a quarter's decays
-    union {
-        Carried carried;
-        Sums sums;
-    };
-    float own[kChunk];  // dV R of a token
-    // Of queries and of keys with their gradients, by warps of a quarter; the first row becomes the sums.
-    float dots[KdaGradientsConfig::kQuarters][kWarpgroup / 32][2 * kKdaTokens];
-    unsigned long long full;  // an mbarrier
+    float totals[kQuarters][kKdaHeadK];  // products of a quarter's decays
+    Carried carried;
+    float own[kChunk];                                      // dV R of a token
+    float dots[kQuarters][kKdaHeadK / 32][2 * kKdaTokens];  // of queries and of keys with their gradients
+    unsigned long long full;                                // an mbarrier: what TMA loads is there
+    KdaPlace place;                                         // up to 64 tokens; in shared memory to save registers
 };
 static_assert(sizeof(KdaGradientsPlan) <= 227 * 1024);
 
