@@ -104,7 +104,7 @@ struct KdaGradientsBlock {
     // What quarters have left in place of their first gates.
     __device__ __forceinline__ void store_sums() const {
         const int which = own_thread() / kKdaHeadK, channel = own_thread() % kKdaHeadK;
-        if (args.sums == nullptr || which >= 2 || channel >= args.call.dk) return;
+        if (args.sums == nullptr || args.gate_gradient.data == nullptr || which >= 2 || channel >= args.call.dk) return;
         float sum = 0.f;
 #pragma unroll
         for (int i = 0; i < KdaGradientsPlan::kQuarters; ++i) sum += shared.gates[kKdaTokens * i + which][channel];
