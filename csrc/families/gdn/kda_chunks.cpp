@@ -104,11 +104,14 @@ KdaWorkspace KdaWorkspaceSize::at(void* memory) const {
     return parts;
 }
 
+bool takes_kda_gates(const Prepared& prepared) {
+    const Scalars& gate = prepared.args.gate;
+    return has_paired_channel_gates(prepared) &&
+           gate.token * bytes_of(gate.values.type) <= std::numeric_limits<unsigned>::max();
+}
 bool fits_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors) {
     const Sequences& sequences = prepared.sequences;
-    const Scalars& gate = prepared.args.gate;
-    const bool is_near = gate.token * bytes_of(gate.values.type) <= std::numeric_limits<unsigned>::max();
-    return has_paired_channel_gates(prepared) && is_near && sequences.tokens > 0 && prepared.aligned && sequences.plain() &&
+    return takes_kda_gates(prepared) && sequences.tokens > 0 && prepared.aligned && sequences.plain() &&
            sequences.dk <= kKdaHeadK && jit::can_tile(tensors.query) && jit::can_tile(tensors.key) &&
            jit::can_tile(tensors.value) && jit::can_tile(tensors.output) &&
            kda_positions(sequences) <= std::numeric_limits<int>::max() / kChunk;
