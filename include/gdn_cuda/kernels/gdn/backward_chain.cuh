@@ -6,7 +6,8 @@
 //                       initial state (backward_chain/gradients.cuh; with gates of channels kda_gradients.cuh)
 //     forward in time   S before each chunk, and R (backward_chain/states.cuh)
 //
-// Where the gradient of the initial state alone is wanted, blocks take segments from a list (ListedPart) and store no E and dV.
+// Where the gradient of the initial state alone is wanted, blocks take segments from a list (ListedPart) and store no E and dV;
+// not with gates of channels.
 //
 // Warps of another warpgroup load and store; forward, a third stores R. Neither chain needs the other: the second launch starts
 // where the first leaves multiprocessors, and ends after it.
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) backward_chain(const __g
     constexpr bool kBackward = kConfig.direction == Direction::backward;
     if (kBackward) launch_dependent_grids();
     const cute::conditional_t<kBackward, StateGradientsOf<kConfig>, States<kConfig>> roles{shared, args};
-    const bool is_listed = kBackward && args.listed.segments != nullptr;
+    const bool is_listed = kBackward && !kConfig.channels && args.listed.segments != nullptr;
     if (is_listed ? start(ListedPart<kConfig>{shared, args}, roles) : start(ChainPart<kConfig>{shared, args}, roles)) {
         const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
         if (group == 0) {
