@@ -28,10 +28,6 @@ class Handover:
     value_gradient: Tensor
 
 
-def options_of(case: ChannelCase) -> dict[str, Any]:
-    return case.shape.options
-
-
 def with_batch(x: Tensor, packed: bool) -> Tensor:
     return x[None] if packed else x
 
@@ -128,17 +124,17 @@ def made(
     return Handover(records, states, state_gradients, errors, wanted.pop("value").to(io)), wanted
 
 
-def run(x: dict[str, Any], output_gradient: Tensor, given: Handover) -> dict[str, Tensor]:
-    """Gradients by name, NaN where the kernel stores none; `sums` (2, chunks, heads, dk)."""
+def run(x: dict[str, Any], output_gradient: Tensor, given: Handover, **results: None) -> dict[str, Tensor | None]:
+    """Gradients by name, NaN where the kernel stores none; `sums` (2, chunks, heads, dk). results: those without a tensor."""
     heads, dk, count = *x["gate"].shape[-2:], given.records.shape[1]
-    found = {
+    found: dict[str, Tensor | None] = {
         "value": given.value_gradient.clone(),
         "query": torch.full_like(x["query"], torch.nan),
         "key": torch.full_like(x["key"], torch.nan),
         "gate": torch.full_like(x["gate"], torch.nan),
         "beta": torch.full_like(x["beta"], torch.nan),
         "sums": torch.zeros(2, count, heads, dk, device=x["gate"].device),
-    }
+    } | results
     torch.ops.gdn_cuda.kda_gradients(
         x["query"],
         x["key"],
