@@ -63,7 +63,7 @@ def call(kind: str, T: int, heads: int) -> tuple[Callable[..., None], dict[str, 
     def launch(prepares: bool, owns: bool) -> None:
         torch.ops.gdn_cuda.kda_chunks(
             query, key, value, gate["gate"], beta, state, None, None, gate["lower_bound"], True, gate["A_log"],
-            gate["dt_bias"], False, False, False, prepares, owns, records, flags, last, out,
+            gate["dt_bias"], False, False, False, prepares, owns, False, records, flags, last, out,
         )  # fmt: skip
 
     given = {"query": query, "key": key, "value": value, "beta": beta, "state": state, **gate}

@@ -14,14 +14,20 @@ namespace gdn_cuda::jit {
 namespace {
 
 struct Typical {
-    int capability, multiprocessors, l2_megabytes, shared_kilobytes;
+    int capability, multiprocessors, l2_megabytes, shared_kilobytes, memory_gigabytes;
     const char* name;
 };
 constexpr Typical kTypical[] = {
-    {80, 108, 40, 163, "NVIDIA A100"},   {86, 84, 6, 99, "NVIDIA A40"},       {87, 16, 4, 163, "NVIDIA Orin"},
-    {89, 142, 96, 99, "NVIDIA L40S"},    {90, 132, 50, 227, "NVIDIA H100"},   {90, 132, 60, 227, "NVIDIA H200"},
-    {100, 148, 126, 227, "NVIDIA B200"}, {103, 148, 126, 227, "NVIDIA B300"}, {120, 188, 128, 99, "NVIDIA RTX PRO 6000"},
-    {121, 48, 24, 99, "NVIDIA GB10"},
+    {80, 108, 40, 163, 80, "NVIDIA A100"},
+    {86, 84, 6, 99, 48, "NVIDIA A40"},
+    {87, 16, 4, 163, 64, "NVIDIA Orin"},
+    {89, 142, 96, 99, 48, "NVIDIA L40S"},
+    {90, 132, 50, 227, 80, "NVIDIA H100"},
+    {90, 132, 60, 227, 141, "NVIDIA H200"},
+    {100, 148, 126, 227, 180, "NVIDIA B200"},
+    {103, 148, 126, 227, 268, "NVIDIA B300"},
+    {120, 188, 128, 99, 96, "NVIDIA RTX PRO 6000"},
+    {121, 48, 24, 99, 128, "NVIDIA GB10"},
 };
 
 DeviceTraits traits_of(const Typical& typical) {
@@ -30,6 +36,7 @@ DeviceTraits traits_of(const Typical& typical) {
     traits.multiprocessors = typical.multiprocessors;
     traits.l2_bytes = typical.l2_megabytes << 20;
     traits.shared_bytes_per_block = typical.shared_kilobytes << 10;
+    traits.memory_bytes = std::int64_t{typical.memory_gigabytes} << 30;
     traits.name = typical.name;
     traits.arch = arch_of(typical.capability);
     return traits;
@@ -55,6 +62,9 @@ DeviceTraits read_traits(int ordinal) {
     traits.multiprocessors = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     traits.l2_bytes = attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
     traits.shared_bytes_per_block = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+    std::size_t memory = 0;
+    check(cuda.device_memory(&memory, device), "cuDeviceTotalMem");
+    traits.memory_bytes = static_cast<std::int64_t>(memory);
     std::array<char, 256> name{};
     check(cuda.device_name(name.data(), static_cast<int>(name.size()) - 1, device), "cuDeviceGetName");
     traits.name = name.data();

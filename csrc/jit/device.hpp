@@ -12,6 +12,7 @@ struct DeviceTraits {
     int multiprocessors = 132;
     int l2_bytes = 60 << 20;
     int shared_bytes_per_block = 227 << 10;  // with opt-in
+    std::int64_t memory_bytes = std::int64_t{141} << 30;
     std::string name = "NVIDIA H200";
     std::string arch = "sm_90a";  // what kernels are compiled for
 

@@ -46,6 +46,7 @@ Driver open_driver() {
     bind(handle, table.device_get, "cuDeviceGet");
     bind(handle, table.device_name, "cuDeviceGetName");
     bind(handle, table.device_attribute, "cuDeviceGetAttribute");
+    bind(handle, table.device_memory, "cuDeviceTotalMem_v2");
     bind(handle, table.ctx_get_current, "cuCtxGetCurrent");
     bind(handle, table.ctx_set_current, "cuCtxSetCurrent");
     bind(handle, table.primary_ctx_retain, "cuDevicePrimaryCtxRetain");

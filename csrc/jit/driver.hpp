@@ -16,6 +16,7 @@ struct Driver {
     CUresult (*device_get)(CUdevice*, int);
     CUresult (*device_name)(char*, int, CUdevice);
     CUresult (*device_attribute)(int*, CUdevice_attribute, CUdevice);
+    CUresult (*device_memory)(std::size_t*, CUdevice);
     CUresult (*ctx_get_current)(CUcontext*);
     CUresult (*ctx_set_current)(CUcontext);
     CUresult (*primary_ctx_retain)(CUcontext*, CUdevice);

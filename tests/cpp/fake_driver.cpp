@@ -26,6 +26,7 @@ const jit::Driver kFakeDriver = {
                                                                                       : 7;
             return CUDA_SUCCESS;
         },
+    .device_memory = [](std::size_t* bytes, CUdevice) { return *bytes = std::size_t{24} << 30, CUDA_SUCCESS; },
     .ctx_get_current = [](CUcontext* context) { return *context = fake.context, CUDA_SUCCESS; },
     .ctx_set_current = [](CUcontext context) { return fake.context = context, CUDA_SUCCESS; },
     .primary_ctx_retain =

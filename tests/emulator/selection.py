@@ -73,6 +73,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
         "gdn/compute_o",
     ),
     "test_prefill_mma.py::test_gates_in_every_form[raw]": ("gdn/prefill_mma", "gdn/chunk_gates"),
+    "test_kda_chain.py::test_lengths[65]": ("gdn/backward_chain",),
     "test_gradients.py::test_against_the_recurrence[hopper-65x65-1x2x64x64-gates1.0-random-beta1.0-state-last]": (
         "gdn/backward_prepare",
         "gdn/backward_chain",

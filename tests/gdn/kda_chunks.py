@@ -1,5 +1,5 @@
 """Kimi Delta Attention by chunks of 64 tokens: what a chunk does to any state, in fp64 from the formulas, and the records of
-gdn/kda_prepare in memory (include/gdn_cuda/kernels/gdn/kda/record.cuh)."""
+gdn/kda_prepare in memory (include/gdn_cuda/kernels/gdn/kda/record.cuh and training_record.cuh)."""
 
 from __future__ import annotations
 
@@ -35,15 +35,34 @@ class Chunk:
         return output, torch.where(self.decay == 0, 0, state * self.decay) + x.T @ self.update
 
 
-def chunk(query: Tensor, key: Tensor, beta: Tensor, decay: Tensor, scale: float, norm: bool) -> Chunk:
+@dataclass
+class TrainingChunk:
+    """g k, d k, g q (64, 128), r T and P (64, 64), the decay of the whole chunk (128), r, r_q and beta (64)."""
+
+    key_in: Tensor
+    key_out: Tensor
+    query_in: Tensor
+    inverse: Tensor
+    scores: Tensor
+    decay: Tensor
+    key_norm: Tensor
+    query_norm: Tensor
+    beta: Tensor
+
+
+def training_chunk(
+    query: Tensor, key: Tensor, beta: Tensor, decay: Tensor, norm: bool, least_beta: float = 0.0
+) -> TrainingChunk:
     """In fp64, of up to 64 tokens of one head: query, key, decay (tokens, dk), beta (tokens)."""
     count, dk = key.shape
     q, k, a = (torch.zeros(CHUNK, CHANNELS).double() for _ in range(3))
     a += 1
     q[:count, :dk], k[:count, :dk], a[:count, :dk] = query.double(), key.double(), decay.double()
-    b = torch.zeros(CHUNK).double()
-    b[:count] = beta.double()
-    key_norm, query_norm = (torch.rsqrt(x.pow(2).sum(-1) + 1e-6) if norm else torch.ones(CHUNK).double() for x in (k, q))
+    b = torch.full((CHUNK,), least_beta).double()
+    b[:count] = beta.double().masked_fill(beta == 0, least_beta)
+    key_norm, query_norm = (torch.ones(CHUNK).double() for _ in range(2))
+    if norm:
+        key_norm[:count], query_norm[:count] = (torch.rsqrt(x[:count].pow(2).sum(-1) + 1e-6) for x in (k, q))
     # between[i, j]: the product of the decays of tokens j + 1 to i; without a division, for decays of 0
     between = torch.zeros(CHUNK, CHUNK, CHANNELS).double()
     for i in range(CHUNK):
@@ -55,7 +74,17 @@ def chunk(query: Tensor, key: Tensor, beta: Tensor, decay: Tensor, scale: float,
     T = torch.linalg.solve_triangular(torch.eye(CHUNK).double() + A, torch.eye(CHUNK).double(), upper=False) * b
     T = key_norm[:, None] * T
     first = torch.cumprod(a, 0)
-    return Chunk(first * k, first * q, T.T @ (between[-1] * k), torch.tril(scores) @ T, first[-1], key_norm, scale * query_norm)
+    return TrainingChunk(
+        first * k, between[-1] * k, first * q, T, torch.tril(scores), first[-1], key_norm, query_norm, b
+    )  # fmt: skip
+
+
+def chunk(query: Tensor, key: Tensor, beta: Tensor, decay: Tensor, scale: float, norm: bool) -> Chunk:
+    """The same."""
+    x = training_chunk(query, key, beta, decay, norm)
+    return Chunk(
+        x.key_in, x.query_in, x.inverse.T @ x.key_out, x.scores @ x.inverse, x.decay, x.key_norm, scale * x.query_norm
+    )  # fmt: skip
 
 
 def spans(T: int, offsets: list[int] | None, sequence: int) -> tuple[int, int, int]:
@@ -65,8 +94,12 @@ def spans(T: int, offsets: list[int] | None, sequence: int) -> tuple[int, int, i
     return offsets[sequence], offsets[sequence + 1] - offsets[sequence], offsets[sequence] // CHUNK + sequence
 
 
-def chunks_of(x: dict[str, Any], decay: Tensor, *, scale: float | None, norm: bool) -> Iterator[tuple[int, int, int, Chunk]]:
-    """(sequence, head, record, chunk) of every chunk of a call, padded (B, T, …) or packed (N, …) with cu_seqlens."""
+Rows = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def rows_of(x: dict[str, Any], decay: Tensor) -> Iterator[tuple[int, int, int, Rows]]:
+    """(sequence, head, record, (query, key, beta, decay) of its tokens) of every chunk of a call, padded (B, T, …) or packed
+    (N, …) with cu_seqlens."""
     packed = x.get("cu_seqlens") is not None
     offsets = x["cu_seqlens"].tolist() if packed else None
     rows = {
@@ -74,7 +107,7 @@ def chunks_of(x: dict[str, Any], decay: Tensor, *, scale: float | None, norm: bo
         for name, t in {**x, "decay": decay}.items()
         if name in ("query", "key", "beta", "decay")
     }
-    heads, dk = decay.shape[-2:]
+    heads = decay.shape[-2]
     per_key = heads // x["key"].shape[-2]
     for sequence in range(len(offsets) - 1 if offsets else decay.shape[0]):
         first, tokens, record = spans(rows["decay"].shape[1], offsets, sequence)
@@ -84,12 +117,14 @@ def chunks_of(x: dict[str, Any], decay: Tensor, *, scale: float | None, norm: bo
                 b = 0 if packed else sequence
                 query, key = (rows[name][b, at, head // per_key] for name in ("query", "key"))
                 betas, decays = (rows[name][b, at, head] for name in ("beta", "decay"))
-                yield (
-                    sequence,
-                    head,
-                    record + number,
-                    chunk(query, key, betas, decays, dk**-0.5 if scale is None else scale, norm),
-                )
+                yield sequence, head, record + number, (query, key, betas, decays)
+
+
+def chunks_of(x: dict[str, Any], decay: Tensor, *, scale: float | None, norm: bool) -> Iterator[tuple[int, int, int, Chunk]]:
+    """(sequence, head, record, chunk) of every chunk of a call."""
+    factor = decay.shape[-1] ** -0.5 if scale is None else scale
+    for sequence, head, record, rows in rows_of(x, decay):
+        yield sequence, head, record, chunk(*rows, factor, norm)
 
 
 def by_chunks(
@@ -145,6 +180,16 @@ def read(data: Tensor, flags: int, dtype: torch.dtype) -> Chunk:
     return Chunk(key_in, query_in, update, scores, decay, *norms)
 
 
+def read_training(data: Tensor, dtype: torch.dtype) -> tuple[TrainingChunk, tuple[Tensor, Tensor], int]:
+    """The bytes of a KdaTrainingRecord: with residuals added; the residuals of r T and P; and the flag that entries cancel."""
+    rows = (_tiles(data, i * 2 * TILE, 2, dtype).double() for i in range(3))
+    inverse, inverse_rest, scores, scores_rest = (_tiles(data, (6 + i) * TILE, 1, dtype).double() for i in range(4))
+    factors = data[FACTORS : FACTORS + 1280].view(torch.float32).double()
+    matrices = (inverse + inverse_rest, scores + scores_rest)
+    made = TrainingChunk(*rows, *matrices, *factors.split([CHANNELS, CHUNK, CHUNK, CHUNK]))
+    return made, (inverse_rest, scores_rest), int(data[FACTORS + 1280 : FACTORS + 1284].view(torch.int32))
+
+
 def write(made: Chunk, careful: bool, dtype: torch.dtype) -> Tensor:
     """The bytes of a record."""
     data = torch.full((RECORD,), 0xFF, dtype=torch.uint8)
@@ -182,6 +227,7 @@ def run(
     dt_bias: Tensor | None = None,
     prepares: bool = True,
     owns: bool = True,
+    trains: bool = False,
     records: Tensor | None = None,
     flags: Tensor | None = None,
     gate_is_linear: bool = False,
@@ -209,6 +255,7 @@ def run(
         gate_is_linear,
         prepares,
         owns,
+        trains,
         records,
         flags,
         state,

@@ -30,18 +30,25 @@ inline constexpr std::array kBackwardPrepareConfigurations = [] {
     return all;
 }();
 inline constexpr std::array kBackwardChainConfigurations = [] {
-    std::array<BackwardChainConfig, 12> all{};
+    std::array<BackwardChainConfig, 16> all{};
     size_t n = 0;
     for (const DType io : {DType::bf16, DType::f16})
-        for (const int head_k : {128, 96, 64})
-            for (const Direction direction : {Direction::backward, Direction::forward})
-                all[n++] = {.head_k = head_k, .direction = direction, .io = io};
+        for (const Direction direction : {Direction::backward, Direction::forward}) {
+            for (const int head_k : {128, 96, 64}) all[n++] = {.head_k = head_k, .direction = direction, .io = io};
+            all[n++] = {.head_k = kKdaHeadK, .direction = direction, .io = io, .channels = true};
+        }
     return all;
 }();
 
 // The rows of a call that are loaded or stored by tokens, as tensors.
 inline jit::TiledTensor tiled_tokens(const GdnCall& call, const Rows& rows, i64 heads, i64 d) {
     return {rows, call.cu_seqlens.data != nullptr ? 1 : call.sequences, call.tokens, heads, d};
+}
+inline void set_call(ChunkedArgs& args, const GdnCall& call) {
+    args.call = call;
+    args.state = DType::f32;
+    args.segments = 1;
+    args.takes = LaunchTakes::every_call;
 }
 // Keys, and queries or keys again.
 inline void map_keys(ChunkedArgs& args, const GdnCall& call, bool queries, DType io, const Target& target) {
@@ -50,10 +57,6 @@ inline void map_keys(ChunkedArgs& args, const GdnCall& call, bool queries, DType
     };
     args.key = map(call.key);
     args.query = queries ? map(call.query) : args.key;
-    args.call = call;
-    args.state = DType::f32;
-    args.segments = 1;
-    args.takes = LaunchTakes::every_call;
 }
 
 struct BackwardPrepare {
@@ -81,6 +84,7 @@ struct BackwardPrepare {
                     const SummaryTail* tails = nullptr) {
         if (call.sequences == 0 || call.heads == 0) return;
         Args args{};
+        set_call(args, call);
         map_keys(args, call, true, io, target);
         args.value = args.key;  // nobody loads them
         args.to = to;
@@ -109,8 +113,10 @@ struct BackwardChain {
         return plan_bytes<kBackwardChainConfigurations, BackwardChainPlan>(config);
     }
 
-    static Config config_of(int dk, Direction direction, DType io) {
-        return {.head_k = chunked_config(dk, 1, io).head_k, .direction = direction, .io = io};
+    // channels: a gate for every channel of the key.
+    static Config config_of(int dk, Direction direction, DType io, bool channels = false) {
+        const int head_k = channels ? kKdaHeadK : chunked_config(dk, 1, io).head_k;
+        return {.head_k = head_k, .direction = direction, .io = io, .channels = channels};
     }
 
     static bool takes(const GdnCall& call) {
@@ -188,7 +194,7 @@ struct BackwardChain {
         if (!backward) args.call.outputs = 0;
         args.states = map(states_of(to, backward ? to.state_gradients : to.states, call.heads, call.dk, call.dv));
         args.chain = chain;
-        const Config config = config_of(call.dk, direction, io);
+        const Config config = config_of(call.dk, direction, io, has_channels(call));
         const i64 tiles = row_tiles(call.dv) + (chain.summarizes ? row_tiles(call.dk) : 0),
                   parts = chain.taken * i64{call.sequences};
         launch<BackwardChain>(
@@ -204,9 +210,11 @@ struct BackwardChain {
     }
 
   private:
+    static bool has_channels(const GdnCall& call) { return call.channels.form != ChannelGate::none; }
     static Args args_of(const GdnCall& call, const BackwardHandover& to, bool backward, DType io, const Target& target) {
         Args args{};
-        map_keys(args, call, backward, io, target);
+        set_call(args, call);
+        if (!has_channels(call)) map_keys(args, call, backward, io, target);
         args.value = jit::tile_map(tiled_tokens(call, call.value, call.heads, call.dv), io, kChunk, target.ordinal);
         args.to = to;
         return args;

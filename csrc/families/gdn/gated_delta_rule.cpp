@@ -12,6 +12,7 @@
 #include "chunk_gates_backward.hpp"
 #include "chunk_inputs.hpp"
 #include "kda_backward_passes.hpp"
+#include "kda_chunks.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {
@@ -102,9 +103,12 @@ std::tuple<Tensor, Tensor, Tensor> run_rule(const GatedDeltaRule& x) {
     const PreparedRule prepared = prepare_rule(x);
     const Sequences& sequences = prepared.sequences;
     const Target target = target_of(kFunction, sequences.query);
-    if (kernels_take(prepared, target) && has_channel_gates(x)) {
+    const bool by_channel = has_channel_gates(x), on_kernels = kernels_take(prepared, target);
+    if (on_kernels && by_channel && takes_kda_gates(prepared) && BackwardPasses::takes(prepared.args, target)) {
+        BackwardPasses::prefetch(prepared.args, sequences.io, target);
+    } else if (on_kernels && by_channel) {
         KdaBackwardPasses::prefetch(prepared.args, sequences.io, target);
-    } else if (kernels_take(prepared, target)) {
+    } else if (on_kernels) {
         BackwardPasses::prefetch(prepared.args, sequences.io, target);
         prefetch<ChunkGatesBackward>(kChunkGatesBackwardConfigurations.front(), target);
     }
@@ -262,6 +266,7 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
                                 .checkpoints = checkpoints,
                                 .beta_gradient = static_cast<float*>(memory_of(by_beta)),
                                 .gate_gradient = static_cast<float*>(memory_of(by_gate)),
+                                .channel_gradients = {},
                                 .wanted = wanted,
                                 .deterministic = forward.deterministic};
     passes.run(Checks{kFunction}, sequences, forward.workspace, forward.value, target);
@@ -315,29 +320,50 @@ Gradients run_by_channel_kernels(PreparedRule& prepared, const GatedDeltaRuleBac
         return sequences.packed() ? zeros(*x, sizes_of(View(*x)), x->scalar_type()) : tensors.like(*x);
     };
     const Tensor to_beta = gate_gradient(forward.beta), to_gate = gate_gradient(forward.gate);
+    prepared.args.has_initial = nullptr;  // `initial` has zeros where it is false, and final states have gradients everywhere
+    BackwardPasses by_wide_chunks{.call = prepared.args,
+                                  .io = sequences.io,
+                                  .output_gradient = rows(tensors.output),
+                                  .query_gradient = rows(tensors.query),
+                                  .key_gradient = rows(tensors.key),
+                                  .value_gradient = rows(tensors.value),
+                                  .initial = place(tensors.initial),
+                                  .final_gradient = place(tensors.final),
+                                  .initial_gradient = place(tensors.state),
+                                  .checkpoints = {},
+                                  .beta_gradient = nullptr,
+                                  .gate_gradient = nullptr,
+                                  .channel_gradients = {.gate = all ? tagged(View(to_gate)) : Tagged{},
+                                                        .beta = all && forward.beta ? tagged(View(to_beta)) : Tagged{}},
+                                  .wanted = tensors.wanted,
+                                  .deterministic = forward.deterministic};
+    const bool wide = takes_kda_gates(prepared) && by_wide_chunks.hopper(target);
     KdaBackwardPasses passes{.call = prepared.args,
                              .io = sequences.io,
-                             .output_gradient = rows(tensors.output),
-                             .query_gradient = rows(tensors.query),
-                             .key_gradient = rows(tensors.key),
-                             .value_gradient = rows(tensors.value),
-                             .initial = place(tensors.initial),
-                             .final_gradient = place(tensors.final),
-                             .initial_gradient = place(tensors.state),
-                             .gate_gradient = all ? tagged(View(to_gate)) : Tagged{},
-                             .beta_gradient = all && forward.beta ? tagged(View(to_beta)) : Tagged{},
+                             .output_gradient = by_wide_chunks.output_gradient,
+                             .query_gradient = by_wide_chunks.query_gradient,
+                             .key_gradient = by_wide_chunks.key_gradient,
+                             .value_gradient = by_wide_chunks.value_gradient,
+                             .initial = by_wide_chunks.initial,
+                             .final_gradient = by_wide_chunks.final_gradient,
+                             .initial_gradient = by_wide_chunks.initial_gradient,
+                             .gate_gradient = by_wide_chunks.channel_gradients.gate,
+                             .beta_gradient = by_wide_chunks.channel_gradients.beta,
                              .sums = nullptr,
                              .wanted = tensors.wanted};
     const bool has_A_log = forward.gates.A_log.has_value(), has_bias = forward.gates.dt_bias.has_value(),
                sums_gates = all && (has_A_log || has_bias);
-    const Tensor sums =
-        zeros(forward.value, {2, sums_gates ? passes.chunks() : 0, sequences.heads, sequences.dk}, ScalarType::Float);
-    if (sums_gates) passes.sums = static_cast<float*>(memory_of(sums));
-    passes.run(Checks{kFunction}, forward.workspace, forward.value, target);
+    const i64 chunks = !sums_gates ? 0 : wide ? by_wide_chunks.chunks_of(sequences.tokens) : passes.chunks();
+    const Tensor sums = zeros(forward.value, {2, chunks, sequences.heads, sequences.dk}, ScalarType::Float);
+    if (sums_gates) by_wide_chunks.channel_gradients.sums = passes.sums = static_cast<float*>(memory_of(sums));
+    if (wide)
+        by_wide_chunks.run(Checks{kFunction}, sequences, forward.workspace, forward.value, target);
+    else
+        passes.run(Checks{kFunction}, forward.workspace, forward.value, target);
     const auto sum_of = [&](int64_t which) { return math::sum(torch::stable::select(sums, 0, which), 0); };
     return {all ? tensors.query : absent,
             all ? tensors.key : absent,
-            tensors.wanted == WantedGradients::state ? absent : tensors.value,
+            tensors.wanted == WantedGradients::state ? absent : all || !wide ? tensors.value : without_unwritten(tensors.value, forward),
             to_beta,
             to_gate,
             forward.state ? *without_absent(tensors.state, forward) : absent,

@@ -1,5 +1,5 @@
-// The launches of Kimi Delta Attention by chunks; and an operator that runs one of them or both on the whole call, as tests and
-// benchmarks look at what is between them.
+// The launches of Kimi Delta Attention by chunks; and an operator that runs one of them or both on the whole call, or the first
+// one as the backward does, as tests and benchmarks look at what is between them.
 #include "kda_chunks.hpp"
 
 #include <algorithm>
@@ -104,11 +104,14 @@ KdaWorkspace KdaWorkspaceSize::at(void* memory) const {
     return parts;
 }
 
+bool takes_kda_gates(const Prepared& prepared) {
+    const Scalars& gate = prepared.args.gate;
+    return has_paired_channel_gates(prepared) &&
+           gate.token * bytes_of(gate.values.type) <= std::numeric_limits<unsigned>::max();
+}
 bool fits_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors) {
     const Sequences& sequences = prepared.sequences;
-    const Scalars& gate = prepared.args.gate;
-    const bool is_near = gate.token * bytes_of(gate.values.type) <= std::numeric_limits<unsigned>::max();
-    return has_paired_channel_gates(prepared) && is_near && sequences.tokens > 0 && prepared.aligned && sequences.plain() &&
+    return takes_kda_gates(prepared) && sequences.tokens > 0 && prepared.aligned && sequences.plain() &&
            sequences.dk <= kKdaHeadK && jit::can_tile(tensors.query) && jit::can_tile(tensors.key) &&
            jit::can_tile(tensors.value) && jit::can_tile(tensors.output) &&
            kda_positions(sequences) <= std::numeric_limits<int>::max() / kChunk;
@@ -187,12 +190,13 @@ struct GDN_HOLDS_TENSORS KdaChunks {
     bool use_qk_l2norm = false;
     GateOptions gates = {};
     bool prepares = true, owns = true;
+    bool trains = false;     // rather than both: KdaTrainingRecords, without flags
     Written records, flags;  // bytes (heads, records, sizeof(KdaRecord)), and int32 (heads, records)
     OptionalWritten final_state = {};
     Written out;
 
     GDN_FIELDS(query, key, value, gate, beta, state, cu_seqlens, scale, lower_bound, use_qk_l2norm, gates, prepares, owns,
-               records, flags, final_state, out)
+               trains, records, flags, final_state, out)
 };
 
 Prepared prepare_chunks(const KdaChunks& x) {
@@ -207,7 +211,8 @@ Prepared prepare_chunks(const KdaChunks& x) {
     if (x.final_state) prepared.args.last = check_final_state(check, prepared, View(*x.final_state));
     const View records(x.records), flags(x.flags);
     const int64_t count = kda_positions(sequences);
-    check.shape("records", records, {sequences.heads, count, int64_t{sizeof(KdaRecord)}}, "(heads, records, bytes)");
+    const int64_t bytes = x.trains ? sizeof(KdaTrainingRecord) : sizeof(KdaRecord);
+    check.shape("records", records, {sequences.heads, count, bytes}, "(heads, records, bytes)");
     check.shape("flags", flags, {sequences.heads, count}, "(heads, records)");
     return prepared;
 }
@@ -220,7 +225,12 @@ void run_chunks(const KdaChunks& x) {
                 shape_text(View(x.query)));
     const DeviceScope scope(prepared.sequences.query.device_index);
     const Target target = target_of(x.name, prepared.sequences.query);
-    const KdaSplit whole{static_cast<int>(kda_positions(prepared.sequences)), 0};
+    const int64_t count = kda_positions(prepared.sequences);
+    if (x.trains) {
+        KdaPrepare::run(prepared.args, {.prepared = View(x.records).data, .chunks = count}, prepared.sequences.io, target);
+        return;
+    }
+    const KdaSplit whole{static_cast<int>(count), 0};
     KdaWorkspaceSize tables = kda_workspace(prepared, whole);
     tables.window = 0;
     const Tensor memory = torch::stable::new_empty(x.out, {ceil_div(tables.bytes(), int64_t{4})}, ScalarType::Float);

@@ -42,6 +42,8 @@ struct KdaWorkspaceSize {
 };
 KdaWorkspaceSize kda_workspace(const Prepared& prepared, const KdaSplit& split);
 
+// Whether gdn/kda_prepare takes the gates: pairs of contiguous channels, tokens near one another.
+bool takes_kda_gates(const Prepared& prepared);
 // Whether the kernels take the call: rows that TMA tiles and that start on 16 bytes, dk up to 128, and gates of contiguous
 // channels.
 bool fits_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors);

@@ -1,11 +1,13 @@
 // gdn/backward_chain: the two chains of the backward on Hopper's tensor cores. A warpgroup owns 64 rows of the state S, or of
-// its gradient E, and takes them from chunk to chunk in registers; T, P and factors come from gdn/backward_prepare.
+// its gradient E, and takes them from chunk to chunk in registers; T, P and factors come from gdn/backward_prepare, and with a
+// gate for every channel of the key all but values from gdn/kda_prepare.
 //
 //     backward in time  E before each chunk of the chain, which is the gradient of the state after it; dV; the gradient of the
-//                       initial state (backward_chain/gradients.cuh)
+//                       initial state (backward_chain/gradients.cuh; with gates of channels kda_gradients.cuh)
 //     forward in time   S before each chunk, and R (backward_chain/states.cuh)
 //
-// Where the gradient of the initial state alone is wanted, blocks take segments from a list (ListedPart) and store no E and dV.
+// Where the gradient of the initial state alone is wanted, blocks take segments from a list (ListedPart) and store no E and dV;
+// not with gates of channels.
 //
 // Warps of another warpgroup load and store; forward, a third stores R. Neither chain needs the other: the second launch starts
 // where the first leaves multiprocessors, and ends after it.
@@ -17,7 +19,7 @@
 
 #include <gdn_cuda/kernels/chunked/block.cuh>
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
-#include <gdn_cuda/kernels/gdn/backward_chain/gradients.cuh>
+#include <gdn_cuda/kernels/gdn/backward_chain/kda_gradients.cuh>
 #include <gdn_cuda/kernels/gdn/backward_chain/states.cuh>
 #include <gdn_cuda/kernels/gdn/summary/segment_rows.cuh>
 
@@ -117,14 +119,17 @@ __device__ __forceinline__ bool start(const Part& part, const Roles& roles) {
 }
 
 template <BackwardChainConfig kConfig>
+using StateGradientsOf = cute::conditional_t<kConfig.channels, KdaStateGradients<kConfig>, StateGradients<kConfig>>;
+
+template <BackwardChainConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 1) backward_chain(const __grid_constant__ BackwardChainArgs args) {
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<BackwardChainPlan<kConfig>*>(memory);
     static_assert(sizeof(shared) <= 227 * 1024);
     constexpr bool kBackward = kConfig.direction == Direction::backward;
     if (kBackward) launch_dependent_grids();
-    const cute::conditional_t<kBackward, StateGradients<kConfig>, States<kConfig>> roles{shared, args};
-    const bool is_listed = kBackward && args.listed.segments != nullptr;
+    const cute::conditional_t<kBackward, StateGradientsOf<kConfig>, States<kConfig>> roles{shared, args};
+    const bool is_listed = kBackward && !kConfig.channels && args.listed.segments != nullptr;
     if (is_listed ? start(ListedPart<kConfig>{shared, args}, roles) : start(ChainPart<kConfig>{shared, args}, roles)) {
         const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
         if (group == 0) {

@@ -19,9 +19,8 @@
 // Bound: memory, S and E, 2 dk dv elements for 16 tokens (estimated).
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/kda_backward/gate_slopes.cuh>
+#include <gdn_cuda/kernels/gdn/kda_backward/results.cuh>
 #include <gdn_cuda/kernels/gdn/kda_backward/slabs.cuh>
-#include <gdn_cuda/kernels/gdn/kda_backward/within.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -84,13 +83,8 @@ struct KdaChunkGradients {
     __device__ __forceinline__ void store_beta_gradients(i64 head) const {
         const int thread = own_thread();
         if (thread >= place.tokens || args.beta_gradient.data == nullptr) return;
-        float gradient = shared.own[thread];
-        if (call().forms.beta_is_logit && gradient != 0.f) {
-            const float logit =
-                load_alone(call().beta.values, scalar_offset(call().beta, place.sequence, place.first + thread, head));
-            gradient *= call().forms.beta_factor * sigmoid(logit) * sigmoid(-logit);
-        }
-        store_float(args.beta_gradient, scalar_at(thread, head), gradient);
+        store_float(args.beta_gradient, scalar_at(thread, head),
+                    beta_gradient(call(), place, thread, head, shared.own[thread]));
     }
     __device__ __forceinline__ void add_head(int i) const {
         const i64 head = first_head() + i;
@@ -113,11 +107,16 @@ struct KdaChunkGradients {
         KdaChannelGradients gradients;
         gradients.start(x, shared.tokens);
         load_rows<0>(x.query, shared.rows.query, shared.query_norm, x.channel);
-        gradients.add_states(x, call().scale, shared.kept[x.channel], product, [&](int token) { return shared.beta[token]; });
+        gradients.add_states(
+            x, call().scale, 0.f, [&](float decay) { return decay == 0.f ? 0.f : decay * shared.kept[x.channel]; }, product,
+            [&](int token) { return shared.beta[token]; });
         gradients.add_rest(x, shared.tokens, product, [&](int token, float gradient) { product(0, token) = gradient; });
         store_gate_gradients(x, head, [&](int token) { return product(0, token); }, gate);
         if (!add_other_heads(i, x, gradients)) return;
-        pass_norms(x, gradients);
+        if (call().qk_norm) {
+            pass_kda_norms(x, gradients, shared.dots, shared.query_norm, shared.key_norm, own_thread(),
+                           [] { __syncthreads(); });
+        }
         store_gradients(x, gradients);
     }
     // The rows of half of the tokens.
@@ -132,30 +131,13 @@ struct KdaChunkGradients {
     template <class Decay, class Gate>
     __device__ __forceinline__ void store_gate_gradients(const KdaChannel& x, i64 head, Decay&& decay, Gate&& gate) const {
         if (!x.exists || args.gate_gradient.data == nullptr) return;
-        const i64 first = scalar_at(0, head) * call().dk + x.channel, step = static_cast<i64>(call().heads) * call().dk;
-        const int tokens = place.tokens;
-        const DType type = args.gate_gradient.type;
-        void* const to = const_cast<void*>(args.gate_gradient.data);
-        float by_rate = 0.f, by_bias = 0.f;
-        with_channel_gate(call().channels.form, [&]<ChannelGate kForm>() {
-            const KdaGateSlopes<kForm> gate_gradient(x.rate_log_of(call(), head), call().channels.lower_bound);
-            const auto store = [&](auto* at, auto&& rounded) {
-#pragma unroll 4
-                for (int i = 0; i < kKdaTokens; ++i, at += step) {
-                    const float found = gate_gradient(i < tokens ? decay(i) : 0.f, gate(i), by_rate);
-                    by_bias += found;
-                    if (i < tokens) *at = rounded(found);
-                }
-            };
-            if (type == DType::f32)
-                store(static_cast<float*>(to) + first, [](float x) { return x; });
-            else
-                store(static_cast<unsigned short*>(to) + first, [&](float x) { return rounded_bits(x, type); });
-        });
+        const KdaGateSums sums = store_kda_gate_gradients(call(), x, head, place.tokens, args.gate_gradient,
+                                                          scalar_at(0, head) * call().dk + x.channel,
+                                                          static_cast<i64>(call().heads) * call().dk, decay, gate);
         if (args.sums == nullptr) return;
         const i64 at = (i64{blockIdx.x} * call().heads + head) * call().dk + x.channel;
-        args.sums[at] = by_rate;
-        args.sums[args.from.chunks * call().heads * call().dk + at] = by_bias;
+        args.sums[at] = sums.A_log;
+        args.sums[args.from.chunks * call().heads * call().dk + at] = sums.dt_bias;
     }
     // Adds what earlier value heads of this key head have; false if later ones follow.
     __device__ __forceinline__ bool add_other_heads(int i, const KdaChannel& x, KdaChannelGradients& gradients) const {
@@ -179,31 +161,6 @@ struct KdaChunkGradients {
         }
         __syncthreads();  // no thread reads the products any more
         return false;
-    }
-    // Through the norms: x / |x| has the gradient (dx - x (x.dx)) / |x|, x and dx those of the normalised row.
-    __device__ __forceinline__ void pass_norms(const KdaChannel& x, KdaChannelGradients& gradients) const {
-        if (!call().qk_norm) return;
-        float dots[2 * kKdaTokens];
-#pragma unroll
-        for (int i = 0; i < kKdaTokens; ++i) {
-            dots[i] = x.query[i] * gradients.query[i];
-            dots[kKdaTokens + i] = x.key[i] * gradients.key[i];
-        }
-        const int thread = own_thread();
-        shared.dots[thread / 32][thread % 32] = transposed_sum<16>(dots);
-        __syncthreads();
-        if (thread < 2 * kKdaTokens) {
-            float sum = 0.f;
-#pragma unroll
-            for (int warp = 0; warp < kConfig.warps(); ++warp) sum += shared.dots[warp][thread];
-            shared.dots[0][thread] = sum;
-        }
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < kKdaTokens; ++i) {
-            gradients.query[i] = shared.query_norm[i] * (gradients.query[i] - x.query[i] * shared.dots[0][i]);
-            gradients.key[i] = shared.key_norm[i] * (gradients.key[i] - x.key[i] * shared.dots[0][kKdaTokens + i]);
-        }
     }
     // By way of shared memory: a thread has a channel, and stores vectors of them.
     __device__ __forceinline__ void store_gradients(const KdaChannel& x, const KdaChannelGradients& gradients) const {
@@ -229,10 +186,6 @@ struct KdaChunkGradients {
                 *reinterpret_cast<uint4*>(to + token * rows.token + column) =
                     *reinterpret_cast<const uint4*>(&from[token][column]);
         }
-    }
-    __device__ __forceinline__ static unsigned short rounded_bits(float x, DType type) {
-        return type == DType::bf16 ? __bfloat16_as_ushort(from_float<__nv_bfloat16>(x))
-                                   : __half_as_ushort(from_float<__half>(x));
     }
 };
 

@@ -1,10 +1,13 @@
-// gdn/kda_prepare: what chunks of 64 tokens of Kimi Delta Attention do to any state (kda/record.cuh), for gdn/kda_own.
+// gdn/kda_prepare: what chunks of 64 tokens of Kimi Delta Attention do to any state (kda/record.cuh), for gdn/kda_own; with
+// KdaPrepareConfig::trains, what the backward needs of them (kda/training_record.cuh).
 //
 // A block of 256 threads takes a chunk of a value head. A thread holds two channels of 16 tokens, and writes operands of
 // products into the same 48 KB again and again:
 //
 //     loads -> decays -> operands -> scores ... -> [K_in, Q_in, d k] -> copies
 //                                                  A -> T (four warps) -> Z, P' -> copies
+//
+// The backward is given T and P themselves.
 //
 // Where one border serves all scores, four warps form and invert the blocks of A on the diagonal while the others form those
 // below it, and T while the others form P.
@@ -14,7 +17,8 @@
 // otherwise only pairs across it, whose two products are at most 1, cannot overflow, and are 0 where they underflow. So by the
 // decays of a chunk, its scores take
 //
-//     slow       one border, in the middle of the chunk; its operands are K_in, Q_in and the keys of Z as well (kKdaScaled)
+//     slow       one border, in the middle of the chunk; its operands are K_in, Q_in and the keys of Z as well (kKdaScaled).
+//                Not for the backward, whose records are not scaled
 //     medium     pairs across the middle; a border in each half
 //     fast       pairs across borders of halves of 32 and 16 tokens; a border in each quarter
 //     very fast  pairs across borders of halves of 32, 16, 8, 4, 2 and 1 tokens
@@ -52,11 +56,24 @@ __device__ __forceinline__ bool find_kda_chunk(const KdaWindowCall& call, int re
     return true;
 }
 
+// For the backward: false if no chunk has the index.
+__device__ __forceinline__ bool find_kda_training_chunk(const GdnCall& call, int index, int head, KdaChunk& found) {
+    const ChunkPlace place = chunk_at(call.cu_seqlens, call.sequences, call.tokens, index);
+    found = {.sequence = call.cu_seqlens.data != nullptr ? 0 : place.sequence,
+             .head = head,
+             .key_head = head / call.heads_per_key,
+             .first = place.start + place.first,
+             .tokens = min(kChunk, place.length - place.first)};
+    return place.sequence >= 0;
+}
+
 template <KdaPrepareConfig kConfig>
 struct KdaPreparer {
     static constexpr DType kIo = kConfig.io;
+    static constexpr bool kTrains = kConfig.trains;
     static constexpr int kInverseBarrier = 1;  // all blocks of A are there, those on the diagonal inverted
     static constexpr int kTilesBytes = kKdaTiles * sizeof(SwizzledTile);
+    using Copy = cute::SM90_BULK_COPY_S2G;
 
     KdaPreparePlan& shared;
     const KdaPrepareArgs& args;
@@ -69,7 +86,8 @@ struct KdaPreparer {
     __device__ __forceinline__ bool store_beta(const RawGates& raw, const KdaChunk& chunk) const {
         const int token = static_cast<int>(threadIdx.x);
         if (token >= kChunk) return false;
-        const float beta = token < chunk.tokens ? raw.beta_of(args.call, args.call.forms) : 0.f;
+        float beta = token < chunk.tokens ? raw.beta_of(args.call, args.call.forms) : 0.f;
+        if (kTrains && beta == 0.f) beta = least_beta(kIo);
         shared.beta[token] = beta;
         return !(fabsf(beta) < kKdaLargest);
     }
@@ -156,7 +174,11 @@ struct KdaPreparer {
         __syncthreads();
         const KdaScores<kIo> scores(shared);
         scores.multiply_small_halves(8);
-        if (threadIdx.x < kChunk) scores.store_one(true, threadIdx.x, threadIdx.x, shared.query_key[threadIdx.x]);
+        if (threadIdx.x < kChunk) {
+            float x = shared.query_key[threadIdx.x];
+            if (kTrains && static_cast<int>(threadIdx.x) >= shared.chunk.tokens) x = 0.f;  // another sequence's
+            scores.store_one(true, threadIdx.x, threadIdx.x, x);
+        }
         __syncthreads();
         elements.refresh();
         elements.template store_halves<2>(operands.key, operands.query, 0);
@@ -234,70 +256,20 @@ struct KdaPreparer {
     // One thread copies everything; of the warps that do not invert.
     __device__ __forceinline__ static bool copies() { return threadIdx.x == kWarpgroup; }
 
-    __device__ __forceinline__ void run(const KdaChunk& chunk, KdaRecord& record, unsigned& flags_of_record) const {
-        using Copy = cute::SM90_BULK_COPY_S2G;
+    __device__ __forceinline__ static bool is_scaled(unsigned found) {
+        return !kTrains && !(found & (kFoundVeryFast | kFoundFast | kFoundMedium));
+    }
+    __device__ __forceinline__ void form_inverse(const KdaElements<kConfig>& elements, bool scaled) const {
+        if (elements.quarter < KdaPrepareConfig::kQuarters / 2)  // warp-uniform for the compiler, unlike threadIdx.x
+            invert(scaled);
+        else
+            form_other_scores(scaled);
+    }
+
+    __device__ __forceinline__ void finish(const KdaElements<kConfig>& elements, unsigned found, KdaRecord& record,
+                                           unsigned& flags_of_record) const {
         constexpr int kRows = kTilesBytes;
-        if (threadIdx.x == 0) {
-            shared.chunk = chunk;
-            barrier(shared.tiles_full).init(1);
-            cutlass::arch::fence_barrier_init();
-            start_tile_loads(chunk, true);
-        }
-        KdaElements<kConfig> elements(shared);
-        typename KdaElements<kConfig>::Gates gates;
-        RawGates beta;
-        elements.load_gates(gates, args.call, chunk);
-        start_beta_load(beta, chunk);
-        __syncthreads();  // the barrier is there
-        barrier(shared.tiles_full).wait(0);
-        bool is_large = KdaScores<kIo>(shared).store_norms(args.call, chunk.tokens);
-        is_large |= store_beta(beta, chunk);
-        elements.load(gates, args.call, chunk);
-        const float2 total = elements.total();
-        *reinterpret_cast<float2*>(&shared.totals[elements.quarter][elements.channel()]) = total;
-        elements.refresh();
-        const auto any = [](bool found) { return __any_sync(0xffffffffu, found); };
-        constexpr bool kNever = kIo != DType::bf16;  // may reciprocals scale operands
-        const bool medium = any(kNever || !elements.is_slow(total, 2)), fast = any(kNever || !elements.is_slow(total, 1)),
-                   very_fast = fast && any(kNever || !elements.has_reciprocals()),
-                   zero = fast && any(!(total.x > 0.f && total.y > 0.f)) && any(elements.has_zero()),
-                   large = any(is_large || total.x != total.x || total.y != total.y);
-        const unsigned own = (zero ? kFoundZero : 0) | (very_fast ? kFoundVeryFast : 0) | (fast ? kFoundFast : 0) |
-                             (medium ? kFoundMedium : 0) | (large ? kFoundLarge : 0);
-        if (elements.lane == 0) shared.findings[kKdaTiles * elements.quarter + elements.tile] = static_cast<unsigned char>(own);
-        __syncthreads();
-        const unsigned found = findings();
-        if (found & kFoundVeryFast) {
-            KdaScores<kIo>(shared).store_products_of_tokens();
-            __syncthreads();
-        }
-        const bool scaled = !(found & (kFoundVeryFast | kFoundFast | kFoundMedium));
-        if (elements.quarter == 0) {
-            const auto put = [&](float(&to)[kKdaHeadK], float2 x) { *reinterpret_cast<float2*>(&to[elements.channel()]) = x; };
-            put(shared.factors.decay, elements.product_of_totals(0, 4));
-            put(shared.factors.middle, elements.product_of_totals(0, 2));
-            put(shared.update_scale, elements.product_of_totals(2, 4));
-        }
-        if (scaled) {
-            store_scaled_operands(elements);
-        } else {
-            if (!(found & (kFoundVeryFast | kFoundFast))) {
-                form_scores_of_halves(elements);
-            } else {
-                form_large_scores(elements);
-                __syncthreads();
-                if (found & kFoundVeryFast)
-                    form_small_scores(elements);
-                else
-                    form_diagonal_scores(elements);
-            }
-            elements.refresh();
-            elements.store_forwards(shared.operands.key, shared.operands.query, 16 * elements.quarter, elements.before());
-            elements.refresh();
-            elements.store_backwards(shared.operands.other_key, elements.after());
-        }
-        cutlass::arch::fence_view_async_shared();
-        __syncthreads();
+        const bool scaled = is_scaled(found);
         if (copies()) {
             Copy::copy(shared.operands.key, record.key_in, kRows);
             cute::tma_store_arrive();
@@ -305,10 +277,7 @@ struct KdaPreparer {
             Copy::copy(&shared.factors, &record.factors, sizeof(KdaFactors));
             cute::tma_store_arrive();
         }
-        if (elements.quarter < KdaPrepareConfig::kQuarters / 2)  // warp-uniform for the compiler, unlike threadIdx.x
-            invert(scaled);
-        else
-            form_other_scores(scaled);
+        form_inverse(elements, scaled);
         if (copies()) cute::tma_store_wait<1>();  // Z replaces K_in
         __syncthreads();
         const bool cancels = shared.cancels[0] | shared.cancels[1] | shared.cancels[2] | shared.cancels[3];
@@ -337,17 +306,113 @@ struct KdaPreparer {
             cute::tma_store_wait<0>();
         }
     }
+    __device__ __forceinline__ void finish(const KdaElements<kConfig>& elements, unsigned, KdaTrainingRecord& record) const {
+        if (copies()) {
+            static_assert(sizeof(KdaPreparePlan::Operands) == 6 * sizeof(SwizzledTile));  // key_in, key_out, query_in
+            Copy::copy(&shared.operands, &record, sizeof(shared.operands));
+            Copy::copy(shared.matrices.scores, record.scores, sizeof(record.scores));
+            KdaTrainingFactors& factors = record.factors;
+            Copy::copy(shared.factors.decay, factors.decay, sizeof(factors.decay));
+            Copy::copy(shared.factors.key_norm, factors.key_norm, sizeof(factors.key_norm) + sizeof(factors.query_norm));
+            Copy::copy(shared.beta, factors.beta, sizeof(factors.beta));
+            cute::tma_store_arrive();
+        }
+        form_inverse(elements, false);
+        cutlass::arch::fence_view_async_shared();
+        __syncthreads();
+        if (copies()) {
+            Copy::copy(shared.matrices.inverse, record.inverse, sizeof(record.inverse));
+            cute::tma_store_arrive();
+            record.factors.cancels = shared.cancels[0] | shared.cancels[1] | shared.cancels[2] | shared.cancels[3];
+            cute::tma_store_wait<0>();
+        }
+    }
+
+    // record: a KdaRecord and its flags, or a KdaTrainingRecord.
+    template <class... Record>
+    __device__ __forceinline__ void run(const KdaChunk& chunk, Record&... record) const {
+        if (threadIdx.x == 0) {
+            shared.chunk = chunk;
+            barrier(shared.tiles_full).init(1);
+            cutlass::arch::fence_barrier_init();
+            start_tile_loads(chunk, true);
+        }
+        KdaElements<kConfig> elements(shared);
+        typename KdaElements<kConfig>::Gates gates;
+        RawGates beta;
+        elements.load_gates(gates, args.call, chunk);
+        start_beta_load(beta, chunk);
+        if constexpr (kTrains) KdaScores<kIo>(shared).clear_blocks_above_diagonal();
+        __syncthreads();  // the barrier is there
+        barrier(shared.tiles_full).wait(0);
+        bool is_large = KdaScores<kIo>(shared).store_norms(args.call, kTrains ? 1.f : args.call.scale, chunk.tokens);
+        is_large |= store_beta(beta, chunk);
+        elements.load(gates, args.call, chunk);
+        const float2 total = elements.total();
+        *reinterpret_cast<float2*>(&shared.totals[elements.quarter][elements.channel()]) = total;
+        elements.refresh();
+        const auto any = [](bool found) { return __any_sync(0xffffffffu, found); };
+        constexpr bool kNever = kIo != DType::bf16;  // may reciprocals scale operands
+        const bool medium = any(kNever || !elements.is_slow(total, 2)), fast = any(kNever || !elements.is_slow(total, 1)),
+                   very_fast = fast && any(kNever || !elements.has_reciprocals()),
+                   zero = fast && any(!(total.x > 0.f && total.y > 0.f)) && any(elements.has_zero()),
+                   large = any(is_large || total.x != total.x || total.y != total.y);
+        const unsigned own = (zero ? kFoundZero : 0) | (very_fast ? kFoundVeryFast : 0) | (fast ? kFoundFast : 0) |
+                             (medium ? kFoundMedium : 0) | (large ? kFoundLarge : 0);
+        if (elements.lane == 0) shared.findings[kKdaTiles * elements.quarter + elements.tile] = static_cast<unsigned char>(own);
+        __syncthreads();
+        const unsigned found = findings();
+        if (found & kFoundVeryFast) {
+            KdaScores<kIo>(shared).store_products_of_tokens();
+            __syncthreads();
+        }
+        const bool scaled = is_scaled(found);
+        if (elements.quarter == 0) {
+            const auto put = [&](float(&to)[kKdaHeadK], float2 x) { *reinterpret_cast<float2*>(&to[elements.channel()]) = x; };
+            put(shared.factors.decay, elements.product_of_totals(0, 4));
+            if constexpr (!kTrains) {
+                put(shared.factors.middle, elements.product_of_totals(0, 2));
+                put(shared.update_scale, elements.product_of_totals(2, 4));
+            }
+        }
+        if (scaled) {
+            store_scaled_operands(elements);
+        } else {
+            if (!(found & (kFoundVeryFast | kFoundFast))) {
+                form_scores_of_halves(elements);
+            } else {
+                form_large_scores(elements);
+                __syncthreads();
+                if (found & kFoundVeryFast)
+                    form_small_scores(elements);
+                else
+                    form_diagonal_scores(elements);
+            }
+            elements.refresh();
+            elements.store_forwards(shared.operands.key, shared.operands.query, 16 * elements.quarter, elements.before());
+            elements.refresh();
+            elements.store_backwards(shared.operands.other_key, elements.after());
+        }
+        cutlass::arch::fence_view_async_shared();
+        __syncthreads();
+        finish(elements, found, record...);
+    }
 };
 
 template <KdaPrepareConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 2) kda_prepare(const __grid_constant__ KdaPrepareArgs args) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const int head = static_cast<int>(blockIdx.x), record = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y);
-    if (head + record == 0 && threadIdx.x < 2) args.taken[threadIdx.x] = 0;
+    const i64 at = static_cast<i64>(head) * args.per_head + record;
+    const KdaPreparer<kConfig> preparer{*reinterpret_cast<KdaPreparePlan*>(memory), args};
     KdaChunk chunk;
-    if (record < args.per_head && find_kda_chunk(args.call, record, head, chunk)) {
-        const i64 at = static_cast<i64>(head) * args.per_head + record;
-        KdaPreparer<kConfig>{*reinterpret_cast<KdaPreparePlan*>(memory), args}.run(chunk, args.records[at], args.flags[at]);
+    if constexpr (kConfig.trains) {
+        if (record < args.per_head && find_kda_training_chunk(args.call, record, head, chunk))
+            preparer.run(chunk, static_cast<KdaTrainingRecord*>(args.to.prepared)[at]);
+    } else {
+        if (head + record == 0 && threadIdx.x < 2) args.taken[threadIdx.x] = 0;
+        if (record < args.per_head && find_kda_chunk(args.call, record, head, chunk))
+            preparer.run(chunk, args.records[at], args.flags[at]);
     }
 }
 

@@ -1,9 +1,11 @@
-// Arguments of gdn/backward_prepare and gdn/backward_chain, and what the one hands to the other, for host and device.
+// Arguments of gdn/backward_prepare and gdn/backward_chain, and what the one hands to the other, for host and device. With a
+// gate for every channel of the key, gdn/kda_prepare hands over KdaTrainingRecord in place of PreparedChunk.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/plan.cuh>
 #include <gdn_cuda/kernels/gdn/backward/handover.cuh>
 #include <gdn_cuda/kernels/gdn/backward_chain/segments.cuh>
+#include <gdn_cuda/kernels/gdn/kda/training_record.cuh>
 #include <gdn_cuda/kernels/gdn/summary/tails.cuh>
 
 namespace gdn_cuda::gdn {
@@ -20,7 +22,8 @@ struct BackwardPrepareArgs : ChunkedArgs {
 };
 
 // As a call of the chunked form. Backward in time, the gradients of outputs are its values and those of values its outputs, and
-// its states are gradients. Forward, R is its output, by chunk: (column, part, token, head and chunk).
+// its states are gradients. Forward, R is its output, by chunk: (column, part, token, head and chunk). With gates of channels,
+// `key` and `query` have no tensors, as records have their rows.
 struct BackwardChainArgs : ChunkedArgs {
     BackwardHandover to;
     TensorMap states;  // S or E in `to`: (column, 0, row, head and chunk)
@@ -32,6 +35,18 @@ struct BackwardChainArgs : ChunkedArgs {
 constexpr ChunkedConfig kAnyTraining{
     .head_k = 64, .value_groups = 1, .inverse_groups = 1, .stages = 2, .io = DType::bf16, .trains = true};
 using PreparedChunk = CachedChunk<kAnyTraining>;
+
+// What is prepared of a chunk with one gate a head, or with one a channel.
+template <bool kChannels>
+struct PreparedForChain {
+    using Chunk = PreparedChunk;
+    using Factors = CachedFactors<kAnyTraining>;
+};
+template <>
+struct PreparedForChain<true> {
+    using Chunk = KdaTrainingRecord;
+    using Factors = KdaTrainingFactors;
+};
 
 // The place of a chunk in the handover: the one that begins `before` tokens after the sequence, which has its first at `start`.
 GDN_HOST_DEVICE constexpr i64 prepared_index(const ChunkedArgs& args, const BackwardHandover& handover, int head, int sequence,

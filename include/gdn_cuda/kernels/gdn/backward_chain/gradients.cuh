@@ -23,8 +23,9 @@ __device__ __forceinline__ void scale_operand(TokenOperand& scaled, const TokenO
         }
 }
 
+// All but what the chain does with a chunk.
 template <BackwardChainConfig kConfig>
-struct StateGradients {
+struct StateGradientRoles {
     static constexpr ChunkedConfig kBlock = kConfig.block();
     static constexpr DType kIo = kConfig.io;
     using Plan = StateGradientsPlan<kConfig>;
@@ -73,12 +74,43 @@ struct StateGradients {
 
     // ---- The chain
 
+    // chain: has ReadAhead, read_ahead and run_chunk.
+    template <class Chain, class Owner>
+    __device__ __forceinline__ void run_chunks(const Chain& chain, Owner& own) const {
+        const int chunks = work.tokens.chunks;
+        const bool tail_without_tma = without_tma(0);
+        typename Chain::ReadAhead ahead;
+        chain.read_ahead(own, ahead, 0);
+#pragma unroll 1
+        for (int chunk = 0; chunk < chunks; ++chunk)
+            chain.run_chunk(own, ahead, chunk, chunk + 1 < chunks, chunk == 0 && tail_without_tma);
+    }
+    // Hands dV over.
+    template <class Owner>
+    __device__ __forceinline__ void put_values(const Owner& own, const TokenFragment& values, int chunk,
+                                               bool without_tma) const {
+        barrier(shared.output_empty).wait(chunk & 1 ^ 1);
+        write_output_tile(own, values);
+        if (without_tma) [[unlikely]] {
+            own.warpgroup_sync();
+            store_output_without_tma(own, chunk);
+        }
+        arrive_by_warp(own, shared.output_full);
+    }
+};
+
+template <BackwardChainConfig kConfig>
+struct StateGradients : StateGradientRoles<kConfig> {
+    using Base = StateGradientRoles<kConfig>;
+    using Base::kIo, Base::shared;
+    using typename Base::Stage;
+
     // What a chunk needs first, read while products of the chunk before run: a load from shared memory that was issued after
     // wgmmas took 340 cycles.
     struct ReadAhead {
         TokenOperand output_gradient, scaled;  // by scale exp(G)
         TokenFactors update_scale;
-        float decay;
+        StateDecay<kConfig> decay;
         bool two_part;
     };
     template <class Owner>
@@ -90,18 +122,12 @@ struct StateGradients {
         read_factors(next.update_scale, factors.query_scale, own.t);
         scale_operand<kIo>(next.scaled, next.output_gradient, next.update_scale);
         read_factors(next.update_scale, factors.update_scale, own.t);
-        next.decay = factors.decay;
+        next.decay.read(factors, own.t);
         next.two_part = cancels(factors);
     }
     template <class Owner>
     __device__ __forceinline__ void run_chain(Owner& own) const {
-        const int chunks = work.tokens.chunks;
-        const bool tail_without_tma = without_tma(0);
-        ReadAhead ahead;
-        read_ahead(own, ahead, 0);
-#pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk)
-            run_chunk(own, ahead, chunk, chunk + 1 < chunks, chunk == 0 && tail_without_tma);
+        this->run_chunks(*this, own);
     }
     template <class Owner>
     __device__ __forceinline__ void run_chunk(Owner& own, ReadAhead& ahead, int chunk, bool more, bool without_tma) const {
@@ -122,7 +148,7 @@ struct StateGradients {
         }
         start_product<kIo>(d, own.rounded_state, stage.key);
         start_product_mn<kIo>(values, ahead.output_gradient, &stage.scores, two_part);
-        scale_fragment(own.state, ahead.decay);
+        ahead.decay.scale(own);
         start_product_mn<kIo>(own.state, ahead.scaled, stage.query);
         stage_state(own, chunk);
         wait_for_product<1>(d);
@@ -145,13 +171,7 @@ struct StateGradients {
             add_values_residual_to_state(own, values, scales, stage.key);
         pack_scaled_tokens<kIo>(operand, values, scales);
         start_product_mn<kIo>(own.state, operand, stage.key);
-        barrier(shared.output_empty).wait(chunk & 1 ^ 1);
-        write_output_tile(own, values);
-        if (without_tma) [[unlikely]] {
-            own.warpgroup_sync();
-            store_output_without_tma(own, chunk);
-        }
-        arrive_by_warp(own, shared.output_full);
+        this->put_values(own, values, chunk, without_tma);
         if (more) read_ahead(own, ahead, chunk + 1);
         wait_for_product(own.state);
         own.round_state();

@@ -4,6 +4,7 @@
 #include <gdn_cuda/kernels/chunked/ahead/handover.cuh>
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
 #include <gdn_cuda/kernels/gdn/backward_chain/plan.cuh>
+#include <gdn_cuda/kernels/recurrence/channel_decay.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -15,6 +16,37 @@ template <class Factors>
 __device__ __forceinline__ bool cancels(const Factors& factors) {
     return __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(factors.cancels), 0) != 0;
 }
+
+// A chunk's decay of a thread's elements of the state: one, or one for each of its columns.
+template <BackwardChainConfig kConfig>
+struct StateDecay {
+    float decay;
+
+    template <class Factors>
+    __device__ __forceinline__ void read(const Factors& factors, int) {
+        decay = factors.decay;
+    }
+    template <class Owner>
+    __device__ __forceinline__ void scale(Owner& own) const {
+        scale_fragment(own.state, decay);
+    }
+};
+template <BackwardChainConfig kConfig>
+    requires(kConfig.channels)
+struct StateDecay<kConfig> {
+    float2 columns[kConfig.head_k / 8];
+
+    __device__ __forceinline__ void read(const KdaTrainingFactors& factors, int t) {
+#pragma unroll
+        for (int n = 0; n < kConfig.head_k / 8; ++n) columns[n] = pair_at(&factors.decay[8 * n + 2 * t]);
+    }
+    template <class Owner>
+    __device__ __forceinline__ void scale(Owner& own) const {
+#pragma unroll
+        for (int i = 0; i < kConfig.head_k / 2; ++i)
+            own.state[i] = decayed(own.state[i], i % 2 == 0 ? columns[i / 4].x : columns[i / 4].y);
+    }
+};
 
 template <int kElements>
 __device__ __forceinline__ void hand_over(HandedFragment<kElements>& to, const float (&x)[kElements], int thread) {

@@ -10,10 +10,11 @@ struct BackwardChainConfig {
     int head_k;  // 64, 96 or 128; shorter keys are zero-padded
     Direction direction;
     DType io;
+    bool channels = false;  // a gate for every channel of the key; then head_k is 128
 
     constexpr bool operator==(const BackwardChainConfig&) const = default;
 
-    GDN_FIELDS(head_k, direction, io)
+    GDN_FIELDS(head_k, direction, io, channels)
 
     // Warpgroups: one that loads and stores, one beside the chain, and the chain, which owns 64 rows of the state. Backward in
     // time the second is idle: handing over P^T dO and dO^T Q through shared memory cost more than it saved.
@@ -21,7 +22,7 @@ struct BackwardChainConfig {
         return {.head_k = head_k,
                 .value_groups = 1,
                 .inverse_groups = 1,
-                .stages = 3,
+                .stages = channels && direction == Direction::backward ? 2 : 3,  // as many as fit
                 .io = io,
                 .direction = direction,
                 .trains = true};
@@ -50,13 +51,30 @@ struct StagedStores {
     bool from_identity;
 };
 
+// A chunk's keys, as they are multiplied by the state before it and as they are added to it: the same but for decays of
+// channels.
+template <bool kChannels, int kTiles>
+struct StagedKeys {
+    SwizzledTile key[kTiles];
+
+    GDN_HOST_DEVICE const SwizzledTile* keys_in() const { return key; }
+    GDN_HOST_DEVICE const SwizzledTile* keys_out() const { return key; }
+};
+template <int kTiles>
+struct StagedKeys<true, kTiles> {
+    SwizzledTile key_in[kTiles], key_out[kTiles];
+
+    GDN_HOST_DEVICE const SwizzledTile* keys_in() const { return key_in; }
+    GDN_HOST_DEVICE const SwizzledTile* keys_out() const { return key_out; }
+};
+
 // Backward in time.
 template <BackwardChainConfig kConfig>
 struct StateGradientsPlan : StagedStores<kConfig> {
     static constexpr ChunkedConfig kBlock = kConfig.block();
-    using Factors = CachedFactors<kAnyTraining>;
-    struct Stage {
-        SwizzledTile key[kBlock.key_tiles()], query[kBlock.key_tiles()], value[1], inverse, inverse_residual, scores;
+    using Factors = typename PreparedForChain<kConfig.channels>::Factors;
+    struct Stage : StagedKeys<kConfig.channels, kBlock.key_tiles()> {
+        SwizzledTile query[kBlock.key_tiles()], value[1], inverse, inverse_residual, scores;
     };
     Stage stages[kBlock.stages];
     Factors factors[kBlock.stages];
@@ -70,12 +88,12 @@ struct StateGradientsPlan : StagedStores<kConfig> {
 template <BackwardChainConfig kConfig>
 struct StatesPlan : StagedStores<kConfig> {
     static constexpr ChunkedConfig kBlock = kConfig.block();
-    using Factors = CachedFactors<kAnyTraining>;
-    struct Stage {
-        SwizzledTile key[kBlock.key_tiles()], value[1], inverse, inverse_residual;
+    using Factors = typename PreparedForChain<kConfig.channels>::Factors;
+    struct Stage : StagedKeys<kConfig.channels, kBlock.key_tiles()> {
+        SwizzledTile value[1], inverse, inverse_residual;
     };
     Stage stages[kBlock.stages];
-    HandedFragment<kChunk / 2> values;  // V'
+    HandedFragment<kChunk / 2> values;  // V', with channels r V'
     Factors factors[kBlock.stages];
     ChunkedWork work;
     // As above; stage_empty: also each warp beside the chain; values: a phase a chunk.

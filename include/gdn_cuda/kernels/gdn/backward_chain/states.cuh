@@ -2,6 +2,10 @@
 //
 //     X = V - exp(G) K S^T      V' = T X      R = V' / beta      S <- exp(G_C) S + (exp(G_C - G) V')^T K.
 //
+// With a gate for every channel the decays are in the keys (gdn/kda/training_record.cuh), and norms of keys in T:
+//
+//     X = V - r K_in S^T        r V' = (r T) X                   S <- S diag(g_64) + (r V')^T K_out.
+//
 // T, X, and V' in the update of S, are used in two 16-bit parts, as roundings add up over chunks where gates are slow; R where
 // entries of T cancel. The warpgroup beside the chain stores R.
 #pragma once
@@ -53,7 +57,7 @@ struct States {
             TokenFragment errors;
             TokenFactors inverse;
             barrier(shared.values_full).wait(chunk & 1);
-            read_factors(inverse, factors.beta, lane.t);
+            read_values_scale(inverse, factors, lane.t);
             for_each_handed(shared.values, lane.thread, [&](int i, const float4& x) {
                 errors[i] = x.x, errors[i + 1] = x.y, errors[i + 2] = x.z, errors[i + 3] = x.w;
             });
@@ -74,6 +78,17 @@ struct States {
         }
         if (lane.thread == 0) cute::tma_store_wait<0>();
     }
+    // The values that are handed over are R times these.
+    template <class Factors>
+    __device__ __forceinline__ static void read_values_scale(TokenFactors& scale, const Factors& factors, int t) {
+        read_factors(scale, factors.beta, t);
+        if constexpr (kConfig.channels) {
+            TokenFactors norms;
+            read_factors(norms, factors.key_norm, t);
+#pragma unroll
+            for (int i = 0; i < 2 * kTokenSteps; ++i) scale[i] = {scale[i].x * norms[i].x, scale[i].y * norms[i].y};
+        }
+    }
     __device__ __forceinline__ void store_part(const TokenFragment& errors, const Lane& lane, int index, int which) const {
         if (lane.thread == 0) cute::tma_store_wait<0>();
         lane.warpgroup_sync();
@@ -91,15 +106,19 @@ struct States {
     struct ReadAhead {
         TokenOperand values;
         TokenFactors key_scale;
-        float decay;
+        StateDecay<kConfig> decay;
     };
     template <class Owner>
     __device__ __forceinline__ void read_ahead(const Owner& own, ReadAhead& next, int chunk) const {
         const Stage at(chunk);
         barrier(shared.stage_full[at.index]).wait(at.parity);
         load_operand(next.values, shared.stages[at.index].value[0], own);
-        read_factors(next.key_scale, shared.factors[at.index].key_scale, own.t);
-        next.decay = shared.factors[at.index].decay;
+        const auto& factors = shared.factors[at.index];
+        if constexpr (kConfig.channels)
+            read_factors(next.key_scale, factors.key_norm, own.t);
+        else
+            read_factors(next.key_scale, factors.key_scale, own.t);
+        next.decay.read(factors, own.t);
     }
     template <class Owner>
     __device__ __forceinline__ void run_chain(Owner& own) const {
@@ -119,8 +138,8 @@ struct States {
         TokenOperand operand, residual;
         TokenFragment d, values;
         TokenFactors scales;
-        start_product<kIo>(d, own.rounded_state, stage.key);
-        scale_fragment(own.state, ahead.decay);
+        start_product<kIo>(d, own.rounded_state, stage.keys_in());
+        ahead.decay.scale(own);
         stage_state(own, chunk);
         wait_for_product(d);
         for_each_token_pair(d, [&](int step, int i, float& s, float& next) {  // X
@@ -133,12 +152,18 @@ struct States {
         start_product<kIo>(values, operand, &stage.inverse_residual, true);
         pack_tokens_residual<kIo>(residual, d, operand);
         start_product<kIo>(values, residual, &stage.inverse, true);
-        read_factors(scales, factors.update_scale, own.t);
+        if constexpr (!kConfig.channels) read_factors(scales, factors.update_scale, own.t);
         wait_for_product(values);
-        pack_scaled_tokens<kIo>(operand, values, scales);
-        start_product_mn<kIo>(own.state, operand, stage.key);
-        pack_scaled_tokens_residual<kIo>(residual, values, scales, operand);
-        start_product_mn<kIo>(own.state, residual, stage.key);
+        if constexpr (kConfig.channels)
+            pack_tokens<kIo>(operand, values);
+        else
+            pack_scaled_tokens<kIo>(operand, values, scales);
+        start_product_mn<kIo>(own.state, operand, stage.keys_out());
+        if constexpr (kConfig.channels)
+            pack_tokens_residual<kIo>(residual, values, operand);
+        else
+            pack_scaled_tokens_residual<kIo>(residual, values, scales, operand);
+        start_product_mn<kIo>(own.state, residual, stage.keys_out());
         barrier(shared.values_empty).wait(chunk & 1 ^ 1);
         hand_over(shared.values, values, own.thread);
         arrive_by_warp(own, shared.values_full);

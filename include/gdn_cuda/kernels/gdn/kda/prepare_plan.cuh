@@ -3,17 +3,19 @@
 
 #include <gdn_cuda/kernels/chunked/triangle.cuh>
 #include <gdn_cuda/kernels/common/tensor_map.cuh>
-#include <gdn_cuda/kernels/gdn/kda/record.cuh>
+#include <gdn_cuda/kernels/gdn/backward/handover.cuh>
+#include <gdn_cuda/kernels/gdn/kda/training_record.cuh>
 #include <gdn_cuda/kernels/gdn/kda/window_plan.cuh>
 
 namespace gdn_cuda::gdn {
 
 struct KdaPrepareConfig {
-    DType io, gate;  // gate: f32, or io
+    DType io, gate;       // gate: f32, or io
+    bool trains = false;  // KdaTrainingRecords of all chunks, rather than KdaRecords of a window
 
     constexpr bool operator==(const KdaPrepareConfig&) const = default;
 
-    GDN_FIELDS(io, gate)
+    GDN_FIELDS(io, gate, trains)
 
     static constexpr int kQuarters = 4, kQuarterTokens = kChunk / kQuarters;  // a thread has two channels of a quarter
     GDN_HOST_DEVICE static constexpr int threads() { return kQuarters * kKdaHeadK / 2; }
@@ -77,6 +79,9 @@ struct KdaPrepareArgs {
     unsigned* flags;     // the same
     unsigned* taken;     // KdaOwnArgs's, become 0
     int per_head;        // records, as many as the window has positions
+
+    // With KdaPrepareConfig::trains, in place of window, records, flags and taken. per_head: its chunks.
+    BackwardHandover to;
 };
 
 }  // namespace gdn_cuda::gdn

@@ -18,7 +18,7 @@ struct KdaScores : KdaWarp {
 
     // From the tiles as loaded: inverse norms of keys and queries, or 1; 16 tokens a warp. Tokens past the end have none.
     // Returns whether a key is so large that products may overflow.
-    __device__ __forceinline__ bool store_norms(const GdnCall& call, unsigned tokens) const {
+    __device__ __forceinline__ bool store_norms(const GdnCall& call, float query_scale, unsigned tokens) const {
         constexpr float kLargestSquare = kKdaLargest * kKdaLargest;
         const bool queries = warp >= 4;
         const unsigned block = 16 * (warp % 4);
@@ -26,7 +26,7 @@ struct KdaScores : KdaWarp {
         float squares[2];
         multiply_with_own(squares, tiles, tiles, block);
         float* const to = (queries ? shared.factors.query_norm : shared.factors.key_norm) + block + g;
-        const float scale = queries ? call.scale : 1.f;
+        const float scale = queries ? query_scale : 1.f;
         bool is_large = false;
 #pragma unroll
         for (unsigned i = 0; i < 2; ++i) {
@@ -172,6 +172,16 @@ struct KdaScores : KdaWarp {
     __device__ __forceinline__ void clear_diagonal() const {
         const unsigned row = threadIdx.x / 2 % kChunk, vector = row / 16 * 2 + threadIdx.x % 2;
         store_shared(row_vector(tile_row(shared.matrices.scores[warp / 4].bytes, row), vector), uint4{});
+    }
+    // Of T and P, in both parts: no product writes what is above the blocks on the diagonal.
+    __device__ __forceinline__ void clear_blocks_above_diagonal() const {
+        constexpr unsigned kVectors = kChunk / 8;
+        const unsigned row = threadIdx.x % kChunk;
+        SwizzledTile* const tiles = shared.matrices.inverse;
+        const unsigned at = tile_row(tiles[threadIdx.x / kChunk].bytes, static_cast<int>(row));
+#pragma unroll
+        for (unsigned vector = 2; vector < kVectors; ++vector)
+            if (vector / 2 > row / 16) store_shared(row_vector(at, static_cast<int>(vector)), uint4{});
     }
     __device__ __forceinline__ void store_one(bool queries, unsigned row, unsigned column, float x) const {
         if (queries) {

@@ -30,6 +30,6 @@ struct KdaTrainingRecord {
     SwizzledTile scores[2];                                                   // P_ij = sum of q_i k_j D_ij, i >= j, without norms
     KdaTrainingFactors factors;
 };
-static_assert(sizeof(KdaTrainingFactors) == 1296 && offsetof(KdaTrainingRecord, factors) == 80 * 1024);
+static_assert(sizeof(KdaTrainingFactors) == 1296 && sizeof(KdaTrainingRecord) == 82 * 1024);
 
 }  // namespace gdn_cuda::gdn

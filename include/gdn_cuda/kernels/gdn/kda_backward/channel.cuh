@@ -81,7 +81,8 @@ struct KdaChannel {
     bool exists;
 
     __device__ __forceinline__ explicit KdaChannel(const GdnCall& call)
-        : channel(opaque(static_cast<int>(threadIdx.x))), exists(channel < call.dk) {}
+        : KdaChannel(call, opaque(static_cast<int>(threadIdx.x))) {}
+    __device__ __forceinline__ KdaChannel(const GdnCall& call, int channel) : channel(channel), exists(channel < call.dk) {}
 
     __device__ __forceinline__ int tokens_of(const KdaPlace& place) const { return exists ? place.tokens : 0; }
     __device__ __forceinline__ static float rate_log_of(const GdnCall& call, i64 head) {

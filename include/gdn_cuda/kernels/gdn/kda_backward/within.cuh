@@ -52,10 +52,11 @@ struct KdaChannelGradients {
         add_halves<kKdaTokens / 2, false>(x, gradients, 0);
     }
     // products(which, i): dO S, Y S and R E, in whose place terms of the decays' gradients come, and gradients of queries and
-    // keys in that of Y S and R E until add_rest: in registers they would be too many. beta(i); kept: of S E, summed over the
-    // values.
-    template <class Products, class Beta>
-    __device__ __forceinline__ void add_states(const KdaChannel& x, float scale, float kept, Products&& products, Beta&& beta) {
+    // keys in that of Y S and R E until add_rest: in registers they would be too many. beta(i). For all decays: `after`, and
+    // before(the product of all decays), which may have terms of tokens after and before these.
+    template <class Products, class Beta, class Before>
+    __device__ __forceinline__ void add_states(const KdaChannel& x, float scale, float after, Before&& before_of,
+                                               Products&& products, Beta&& beta) {
         float product = 1.f;
 #pragma unroll
         for (int i = 0; i < kKdaTokens; ++i) {
@@ -65,7 +66,7 @@ struct KdaChannelGradients {
             key[i] -= to_key;
             products(0, i) = x.query[i] * to_query - x.key[i] * to_key;
         }
-        float before = product == 0.f ? 0.f : product * kept, after = 0.f;
+        float before = before_of(product);
         product = 1.f;
         forget_memory();
 #pragma unroll

@@ -1,0 +1,135 @@
+// gdn/kda_gradients: gradients of queries, keys, betas and gates of chunks of 64 tokens of Kimi Delta Attention, on Hopper.
+// What crosses chunks comes from the chains (backward/handover.cuh), so chunks are independent. D_ij: the product of decays of
+// tokens j < s <= i, of each channel; gamma_i from the chunk's start, kappa_j to its end, Gamma of all; queries and keys are
+// normalised.
+//
+//     dP_ij = scale beta_j dO_i.R_j, i >= j        U_ij = -beta_j dV_i.R_j, i > j        dbeta_i = dV_i.R_i / beta_i
+//     dq_i = scale gamma_i (dO S)_i + sum of dP_ij k_j D_ij over j
+//     dk_i = kappa_i beta_i (R E)_i - gamma_i (dV S)_i + sum of U_ij k_j D_ij over j + sum of (dP_ji q_j + U_ji k_j) D_ji
+//     dg_t = what of this carries a decay across token t, times q_i, k_i or k_j: sums over i >= t and j < t; + Gamma sum of E S
+//
+// A block of 512 threads takes a chunk of a head; a warpgroup has a quarter of its tokens, a thread a channel of these:
+//
+//     loads by TMA | decays -> a product over the values a warpgroup, by wgmma (value_products.cuh)
+//     -> parts of states and operands (quarter.cuh) -> pairs of tokens of different quarters by warp MMAs (distant_pairs.cuh)
+//     -> all else by channel, in fp32 (kda_backward/within.cuh) -> norms, stores
+//
+// A pair's decay is the product of two, up to and from a border between the halves of 64 or of 32 tokens, each at most 1. Every
+// term of dg carries the decay across its token: a reset has a gradient of exactly 0, and nothing cancels. dP and U are used in
+// two 16-bit parts, R where T cancels.
+//
+// Bound: latency (estimated): one block a multiprocessor, whose phases follow one another; it moves 210 KB.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/kda_gradients/distant_pairs.cuh>
+#include <gdn_cuda/kernels/gdn/kda_gradients/loads.cuh>
+#include <gdn_cuda/kernels/gdn/kda_gradients/quarter.cuh>
+#include <gdn_cuda/kernels/gdn/kda_gradients/value_products.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <DType kIo>
+struct KdaGradientsBlock {
+    using Io = Storage<kIo>;
+    static constexpr int kThreads = KdaGradientsConfig::threads();
+
+    KdaGradientsPlan& shared;
+    const KdaGradientsCall& args;
+
+    __device__ __forceinline__ int head() const { return static_cast<int>(blockIdx.y); }
+    __device__ __forceinline__ static int own_thread() { return opaque(static_cast<int>(threadIdx.x)); }
+
+    __device__ __forceinline__ void run() const {
+        KdaQuarter<kIo> quarter(shared, args);
+        quarter.find_decays();
+        barrier(shared.full).wait(0);
+        KdaValueProducts<kIo> products(shared, args);
+        products.run();
+        const float state_product = products.state_product(quarter.x.channel);
+        __syncthreads();
+        store_beta_gradients();
+        quarter.split();
+        __syncthreads();
+        KdaDistantPairs<kIo>(shared).add();
+        const KdaGates gates = quarter.gates();
+        __syncthreads();
+        keep_gates(quarter, gates);
+        quarter.finish(state_product);
+        __syncthreads();
+        store_rows(args.query_gradient, shared.query);
+        store_rows(args.key_gradient, shared.key);
+        store_sums();
+    }
+
+  private:
+    // By the thread of a token: its value's gradient too, where beta is 0.
+    __device__ __forceinline__ void store_beta_gradients() const {
+        const int token = own_thread();
+        const KdaPlace& place = shared.place;
+        if (token >= place.tokens) return;
+        const float beta = shared.factors.beta[token];
+        if (args.beta_gradient.data != nullptr)
+            store_float(args.beta_gradient,
+                        place.sequence * args.scalars_sequence + (place.first + token) * args.scalars_token + head(),
+                        beta_gradient(args.call, place, token, head(), shared.own[token] / beta));
+        if (beta != least_beta(kIo)) [[likely]]
+            return;
+        Io* const to = rows_at(args.value_gradient) + token * args.value_gradient.token;
+        for (int column = 0; column < args.call.dv; column += 8) *reinterpret_cast<uint4*>(to + column) = {};
+    }
+    // In shared memory, as slopes need them once more.
+    __device__ __forceinline__ static void keep_gates(const KdaQuarter<kIo>& quarter, const KdaGates& gates) {
+        float each[kKdaTokens];
+        gates.convert(each);
+#pragma unroll
+        for (int i = 0; i < kKdaTokens; ++i) quarter.gate(i) = each[i];
+    }
+    __device__ __forceinline__ Io* rows_at(const Rows& rows) const {
+        const KdaPlace& place = shared.place;
+        return static_cast<Io*>(rows.data) + place.sequence * rows.batch + place.first * rows.token + head() * rows.head;
+    }
+    __device__ __forceinline__ void store_rows(const Rows& rows, const SwizzledTile (&from)[kKdaTiles]) const {
+        constexpr int kVectors = kKdaHeadK / 8, kStep = kThreads / kVectors;
+        const unsigned thread = own_thread(), vector = thread % kVectors;
+        Io* const to = rows_at(rows) + 8 * vector;
+        if (8 * static_cast<int>(vector) >= args.call.dk) return;
+#pragma unroll
+        for (int i = 0; i < kChunk; i += kStep) {
+            const int token = i + static_cast<int>(thread / kVectors);
+            if (token < shared.place.tokens)
+                *reinterpret_cast<uint4*>(to + token * rows.token) =
+                    load_shared(row_vector(tile_row(from[vector / 8].bytes, token), vector % 8));
+        }
+    }
+    // What quarters have left in place of their first gates.
+    __device__ __forceinline__ void store_sums() const {
+        const int which = own_thread() / kKdaHeadK, channel = own_thread() % kKdaHeadK;
+        if (args.sums == nullptr || args.gate_gradient.data == nullptr || which >= 2 || channel >= args.call.dk) return;
+        float sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < KdaGradientsPlan::kQuarters; ++i) sum += shared.gates[kKdaTokens * i + which][channel];
+        args.sums[which * args.sums_which + blockIdx.x * args.sums_row + i64{head()} * args.call.dk + channel] = sum;
+    }
+};
+
+template <KdaGradientsConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), 1) kda_gradients(const __grid_constant__ KdaGradientsArgs args) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    auto& shared = *reinterpret_cast<KdaGradientsPlan*>(memory);
+    const GdnCall& call = args.call.call;
+    const ChunkPlace found = chunk_at(call.cu_seqlens, call.sequences, call.tokens, blockIdx.x);
+    if (found.sequence < 0) return;
+    if (threadIdx.x == 0) {
+        const KdaPlace place{.sequence = call.cu_seqlens.data != nullptr ? 0 : found.sequence,
+                             .first = found.start + found.first,
+                             .tokens = min(kChunk, found.length - found.first)};
+        shared.place = place;
+        barrier(shared.full).init(1);
+        cutlass::arch::fence_barrier_init();
+        start_kda_gradient_loads(shared, args, place, static_cast<int>(blockIdx.y), blockIdx.x);
+    }
+    __syncthreads();
+    KdaGradientsBlock<kConfig.io>{shared, args.call}.run();
+}
+
+}  // namespace gdn_cuda::gdn

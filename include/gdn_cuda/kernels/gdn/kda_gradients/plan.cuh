@@ -1,0 +1,108 @@
+// Configuration, shared memory and arguments of gdn/kda_gradients, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/common/tensor_map.cuh>
+#include <gdn_cuda/kernels/gdn/kda/training_record.cuh>
+#include <gdn_cuda/kernels/gdn/kda_backward/plan.cuh>
+#include <gdn_cuda/kernels/hopper/warpgroup.cuh>
+
+namespace gdn_cuda::gdn {
+
+struct KdaGradientsConfig {
+    DType io;
+
+    constexpr bool operator==(const KdaGradientsConfig&) const = default;
+
+    GDN_FIELDS(io)
+
+    // A thread has a channel of the key and the tokens of a quarter of the chunk: a quarter is a warpgroup's.
+    static constexpr int kQuarters = kChunk / kKdaTokens, kLongestValue = 128, kValueTiles = kLongestValue / kTileElements;
+    GDN_HOST_DEVICE static constexpr int threads() { return kQuarters * kKdaHeadK; }
+};
+static_assert(kKdaHeadK == kWarpgroup);
+
+// Tensors of the call are those of its first head and token.
+struct KdaGradientsCall {
+    GdnCall call;                          // one value head a key head
+    Rows output_gradient, value_gradient;  // value_gradient: read; rows of tokens whose beta is 0 are cleared
+    Rows query_gradient, key_gradient;
+    Tagged gate_gradient, beta_gradient;  // (sequence, token, head), of gates times dk, channels contiguous; or absent
+    i64 scalars_sequence, scalars_token;  // their strides, in elements of beta_gradient
+    // Of A_log's and dt_bias's gradients over the tokens of a chunk: sums[which * sums_which + chunk index * sums_row + head *
+    // dk + channel]; or nullptr.
+    float* sums;
+    i64 sums_which, sums_row;
+    BackwardHandover from;  // prepared: KdaTrainingRecord (head, chunk)
+};
+
+struct KdaGradientsArgs {
+    TensorMap query, key, output_gradient, value_gradient;  // (d, head, token, batch)
+    TensorMap states, state_gradients;                      // (column, 0, row, head and chunk)
+    TensorMap errors;                                       // (column, part, token, head and chunk)
+    KdaGradientsCall call;
+};
+
+// ---- Shared memory
+
+// fp32 by token and channel. Columns are permuted so that wgmma's and warp MMAs' fragments, and threads' columns, have no bank
+// conflicts.
+struct KdaChannelProducts {
+    float values[kChunk][kKdaHeadK];
+
+    GDN_HOST_DEVICE float& at(int token, int channel) { return values[token][channel ^ token % 4 * 8]; }
+};
+// Half of a chunk's tokens times decays, operands of products: rows of 64 channels, swizzled as tiles are.
+struct alignas(1024) KdaHalfRows {
+    unsigned char bytes[kKdaTiles][kChunk / 2 * 128];
+};
+struct KdaGradientsPlan {
+    static constexpr int kQuarters = KdaGradientsConfig::kQuarters, kValueTiles = KdaGradientsConfig::kValueTiles;
+    static constexpr int kStateProducts = KdaGradientsConfig::threads() / (kKdaHeadK / 2);
+
+    struct Inputs {
+        SwizzledTile state[kValueTiles][kKdaTiles], state_gradient[kValueTiles][kKdaTiles];
+        SwizzledTile output_gradient[kValueTiles], value_gradient[kValueTiles];
+        SwizzledTile error[kValueTiles], error_residual[kValueTiles];
+    };
+    struct Products {
+        // dO S, dV S and R E; then what each quarter's tokens have from outside of it, without decays within it.
+        KdaChannelProducts states[3];
+        // dP and U, rounded, and the rounding residuals. Only pairs of tokens of different quarters are read.
+        SwizzledTile queries[2], keys[2];
+    };
+    // Keys and queries times products of decays to and from the border between the halves of 64 tokens (far), and those of 32
+    // tokens (near): tokens of upper halves, keys of lower ones.
+    struct Operands {
+        KdaHalfRows far_query, far_key, far_lower;
+        KdaHalfRows near_query, near_key, near_lower;
+    };
+    // What quarters have for gates of others, by channel.
+    struct Carried {
+        float earlier[kQuarters][kKdaHeadK];  // through the state before the chunk: for gates of quarters before
+        float later[kQuarters][kKdaHeadK];    // through the state after it: for gates of quarters after
+        float far_upper[kKdaHeadK];           // pairs of the last quarter with the lower half: for the third
+        float far_lower[kKdaHeadK];           // pairs of the first quarter with the upper half: for the second
+    };
+
+    union {
+        Inputs inputs;
+        Products products;
+    };
+    SwizzledTile key[kKdaTiles], query[kKdaTiles];  // their gradients, rounded, take their place
+    union {
+        float state_products[kStateProducts][kKdaHeadK];  // of S E, each of some rows
+        Operands operands;
+        float gates[kChunk][kKdaHeadK];  // then, of each quarter, sums of A_log's and dt_bias's gradients
+    };
+    KdaTokenGradients blocks[kQuarters];  // dP and U within a quarter
+    KdaTrainingFactors factors;
+    float totals[kQuarters][kKdaHeadK];  // products of a quarter's decays
+    Carried carried;
+    float own[kChunk];                                      // dV R of a token
+    float dots[kQuarters][kKdaHeadK / 32][2 * kKdaTokens];  // of queries and of keys with their gradients
+    unsigned long long full;                                // an mbarrier: what TMA loads is there
+    KdaPlace place;                                         // up to 64 tokens; in shared memory to save registers
+};
+static_assert(sizeof(KdaGradientsPlan) <= 227 * 1024);
+
+}  // namespace gdn_cuda::gdn

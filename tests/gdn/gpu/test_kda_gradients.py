@@ -1,0 +1,3 @@
+"""gdn/kda_gradients alone on the GPU."""
+
+from kda_gradients_on_device import *  # noqa: F403
