@@ -48,6 +48,7 @@ struct KdaGradientsBlock {
         const float state_product = products.state_product(quarter.x.channel);
         __syncthreads();
         store_beta_gradients();
+        quarter.clear_tail();
         quarter.split();
         __syncthreads();
         KdaDistantPairs<kIo>(shared).add();

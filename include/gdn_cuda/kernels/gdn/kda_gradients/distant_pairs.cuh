@@ -14,6 +14,7 @@ namespace gdn_cuda::gdn {
 template <DType kIo>
 struct KdaDistantPairs : Lane {
     static constexpr int kTiles = 4;  // of 8 channels
+    static constexpr int kLast = kChunk - kKdaTokens;
     using Sums = float[kTiles][4];
 
     KdaGradientsPlan& shared;
@@ -28,38 +29,36 @@ struct KdaDistantPairs : Lane {
   private:
     __device__ __forceinline__ int quarter() const { return group; }
     __device__ __forceinline__ int channel(int tile) const { return 32 * warp + 8 * tile + 2 * t; }
-    // The lane's vector of two adjacent tiles, in 16 rows from `first` on.
-    __device__ __forceinline__ unsigned right_at(const KdaHalfRows& rows, int first) const {
-        return row_vector(tile_row(rows.bytes[warp / 2], first + lane % 16), warp % 2 * 4 + lane / 16);
-    }
     // The pair of channels of accumulators' row g, at a multiple of 8 rows.
-    __device__ __forceinline__ float2 own_pair(const KdaHalfRows& rows, int first, int tile) const {
+    __device__ __forceinline__ float2 own_pair(const SwizzledTile (&rows)[kKdaTiles], int first, int tile) const {
         return unpack<kIo>(
-            load_shared_word(row_vector(tile_row(rows.bytes[warp / 2], first + g), warp % 2 * 4 + tile) + 4 * t));
+            load_shared_word(row_vector(tile_row(rows[warp / 2].bytes, first + g), warp % 2 * 4 + tile) + 4 * t));
     }
 
     // sums += x (16 rows of a tile from `row` on, or, transposed, 16 columns from `row` on, x 16 from `column` on) right, x in
     // two parts.
     template <bool kTransposed>
-    __device__ __forceinline__ void multiply(Sums& sums, const SwizzledTile (&x)[2], int row, int column,
+    __device__ __forceinline__ void multiply(Sums& sums, const KdaDistantTile (&x)[2], int row, int column,
                                              const unsigned (&right)[kTiles / 2][4]) const {
         const VectorOfLane place = kTransposed ? VectorOfLane::crossed(lane) : VectorOfLane::straight(lane);
-        const unsigned at = kTransposed ? row_vector(tile_row(x[0].bytes, column + place.row), row / 8 + place.vector)
-                                        : row_vector(tile_row(x[0].bytes, row + place.row), column / 8 + place.vector);
+        const unsigned at = kTransposed
+                                ? row_vector(tile_row(x[0].bytes, column - kKdaTokens + place.row), row / 8 + place.vector)
+                                : row_vector(tile_row(x[0].bytes, row - kKdaTokens + place.row), column / 8 + place.vector);
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
             unsigned left[4];
             if constexpr (kTransposed)
-                ldmatrix_x4_trans(left, at + part * sizeof(SwizzledTile));
+                ldmatrix_x4_trans(left, at + part * sizeof(KdaDistantTile));
             else
-                ldmatrix_x4(left, at + part * sizeof(SwizzledTile));
+                ldmatrix_x4(left, at + part * sizeof(KdaDistantTile));
 #pragma unroll
             for (int tile = 0; tile < kTiles; ++tile)
                 mma_m16n8k16<kIo>(sums[tile], left, right[tile / 2][tile % 2 * 2], right[tile / 2][tile % 2 * 2 + 1]);
         }
     }
-    __device__ __forceinline__ void load(unsigned (&right)[kTiles / 2][4], const KdaHalfRows& rows, int first) const {
-        const unsigned at = right_at(rows, first);
+    __device__ __forceinline__ void load(unsigned (&right)[kTiles / 2][4], const SwizzledTile (&rows)[kKdaTiles],
+                                         int first) const {
+        const unsigned at = row_vector(tile_row(rows[warp / 2].bytes, first + lane % 16), warp % 2 * 4 + lane / 16);
         ldmatrix_x4_trans(right[0], at);
         ldmatrix_x4_trans(right[1], at ^ 2 << 4);
     }
@@ -72,15 +71,15 @@ struct KdaDistantPairs : Lane {
         if (quarter() >= 2) {
 #pragma unroll
             for (int first = 0; first < kChunk / 2; first += kKdaTokens) {
-                load(right, operands.far_lower, first);
+                load(right, operands.far_key, first);
                 multiply<false>(query, products.queries, kKdaTokens * quarter(), first, right);
                 multiply<false>(key, products.keys, kKdaTokens * quarter(), first, right);
             }
         }
         if (quarter() == 3) {
             pass_on(shared.carried.far_upper, [&](int half, int tile) {
-                const float2 q = own_pair(operands.far_query, kKdaTokens + 8 * half, tile),
-                             k = own_pair(operands.far_key, kKdaTokens + 8 * half, tile);
+                const float2 q = own_pair(operands.query, kLast + 8 * half, tile),
+                             k = own_pair(operands.far_key, kLast + 8 * half, tile);
                 const float *const by_query = &query[tile][2 * half], *const by_key = &key[tile][2 * half];
                 return float2{fmaf(q.x, by_query[0], k.x * by_key[0]), fmaf(q.y, by_query[1], k.y * by_key[1])};
             });
@@ -88,7 +87,7 @@ struct KdaDistantPairs : Lane {
             decay(key, shared.totals[2]);
         }
         if (quarter() % 2 == 1) {
-            load(right, operands.near_lower, kKdaTokens * (quarter() / 2));
+            load(right, operands.near_key, kKdaTokens * (quarter() - 1));
             multiply<false>(query, products.queries, kKdaTokens * quarter(), kKdaTokens * (quarter() - 1), right);
             multiply<false>(key, products.keys, kKdaTokens * quarter(), kKdaTokens * (quarter() - 1), right);
         }
@@ -103,24 +102,24 @@ struct KdaDistantPairs : Lane {
         if (quarter() < 2) {
 #pragma unroll
             for (int first = 0; first < kChunk / 2; first += kKdaTokens) {
-                load(right, operands.far_query, first);
+                load(right, operands.query, kChunk / 2 + first);
                 multiply<true>(key, products.queries, kKdaTokens * quarter(), kChunk / 2 + first, right);
-                load(right, operands.far_key, first);
+                load(right, operands.far_key, kChunk / 2 + first);
                 multiply<true>(key, products.keys, kKdaTokens * quarter(), kChunk / 2 + first, right);
             }
         }
         if (quarter() == 0) {
             pass_on(shared.carried.far_lower, [&](int half, int tile) {
-                const float2 k = own_pair(operands.far_lower, 8 * half, tile);
+                const float2 k = own_pair(operands.far_key, 8 * half, tile);
                 return float2{k.x * key[tile][2 * half], k.y * key[tile][2 * half + 1]};
             });
             decay(key, shared.totals[1]);
         }
         if (quarter() % 2 == 0) {
-            const int first = kKdaTokens * (quarter() / 2), other = kKdaTokens * (quarter() + 1);
-            load(right, operands.near_query, first);
+            const int other = kKdaTokens * (quarter() + 1);
+            load(right, operands.query, quarter() == 0 ? kKdaTokens : 0);
             multiply<true>(key, products.queries, kKdaTokens * quarter(), other, right);
-            load(right, operands.near_key, first);
+            load(right, operands.near_key, other);
             multiply<true>(key, products.keys, kKdaTokens * quarter(), other, right);
         }
         add(2, key, 1.f);
@@ -139,7 +138,7 @@ struct KdaDistantPairs : Lane {
         for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                auto& pair = *reinterpret_cast<float2*>(&to.at(kKdaTokens * quarter() + g + 8 * half, channel(tile)));
+                auto& pair = *reinterpret_cast<float2*>(&to.values[kKdaTokens * quarter() + g + 8 * half][channel(tile)]);
                 pair = {fmaf(sign, sums[tile][2 * half], pair.x), fmaf(sign, sums[tile][2 * half + 1], pair.y)};
             }
     }

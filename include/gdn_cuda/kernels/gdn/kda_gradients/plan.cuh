@@ -44,16 +44,13 @@ struct KdaGradientsArgs {
 
 // ---- Shared memory
 
-// fp32 by token and channel. Columns are permuted so that wgmma's and warp MMAs' fragments, and threads' columns, have no bank
-// conflicts.
+// fp32 by token and channel; padded rows, so that fragments of products and threads' columns have no bank conflicts.
 struct KdaChannelProducts {
-    float values[kChunk][kKdaHeadK];
-
-    GDN_HOST_DEVICE float& at(int token, int channel) { return values[token][channel ^ token % 4 * 8]; }
+    float values[kChunk][kKdaHeadK + 8];
 };
-// Half of a chunk's tokens times decays, operands of products: rows of 64 channels, swizzled as tiles are.
-struct alignas(1024) KdaHalfRows {
-    unsigned char bytes[kKdaTiles][kChunk / 2 * 128];
+// dP or U of tokens whose quarter is not the first, with tokens of other quarters: a tile without its first 16 rows.
+struct alignas(1024) KdaDistantTile {
+    unsigned char bytes[(kChunk - kKdaTokens) * 128];
 };
 struct KdaGradientsPlan {
     static constexpr int kQuarters = KdaGradientsConfig::kQuarters, kValueTiles = KdaGradientsConfig::kValueTiles;
@@ -67,14 +64,12 @@ struct KdaGradientsPlan {
     struct Products {
         // dO S, dV S and R E; then what each quarter's tokens have from outside of it, without decays within it.
         KdaChannelProducts states[3];
-        // dP and U, rounded, and the rounding residuals. Only pairs of tokens of different quarters are read.
-        SwizzledTile queries[2], keys[2];
+        KdaDistantTile queries[2], keys[2];  // dP and U, rounded, and the rounding residuals
     };
-    // Keys and queries times products of decays to and from the border between the halves of 64 tokens (far), and those of 32
-    // tokens (near): tokens of upper halves, keys of lower ones.
+    // Keys and queries times products of decays to tokens of upper halves, and from tokens of lower halves: of 64 tokens (far)
+    // and of 32 (near). Far queries are those of the last two quarters; near ones of the second, and, first, of the last.
     struct Operands {
-        KdaHalfRows far_query, far_key, far_lower;
-        KdaHalfRows near_query, near_key, near_lower;
+        SwizzledTile far_key[kKdaTiles], near_key[kKdaTiles], query[kKdaTiles];
     };
     // What quarters have for gates of others, by channel.
     struct Carried {

@@ -14,12 +14,19 @@ struct KdaQuarter {
     const KdaGradientsCall& args;
     int quarter;
     KdaChannel x;
+    unsigned element, column;  // bytes from tiles, and from products, to the thread's first token
 
     __device__ __forceinline__ KdaQuarter(KdaGradientsPlan& shared, const KdaGradientsCall& args)
         : shared(shared),
           args(args),
           quarter(__shfl_sync(0xffffffffu, opaque(static_cast<int>(threadIdx.x)) / kKdaHeadK, 0)),
-          x(args.call, opaque(static_cast<int>(threadIdx.x)) % kKdaHeadK) {}
+          x(args.call, opaque(static_cast<int>(threadIdx.x)) % kKdaHeadK) {
+        const auto channel = static_cast<unsigned>(x.channel);
+        // Opaque: otherwise computed anew at each use.
+        element = opaque(channel / kTileElements * static_cast<unsigned>(sizeof(SwizzledTile)) + first() * 128 +
+                         channel % kTileElements * 2);
+        column = opaque(first() * static_cast<unsigned>(sizeof(KdaChannelProducts::values[0])) + channel * 4);
+    }
 
     __device__ __forceinline__ const GdnCall& call() const { return args.call; }
     __device__ __forceinline__ int head() const { return static_cast<int>(blockIdx.y); }
@@ -34,7 +41,7 @@ struct KdaQuarter {
         return KdaGates(call(), own, x.tokens_of(own), head(), x.channel);
     }
     __device__ __forceinline__ float& product(int which, int i) const {
-        return shared.products.states[which].at(first() + i, x.channel);
+        return *reinterpret_cast<float*>(reinterpret_cast<char*>(shared.products.states[which].values[i]) + column);
     }
 
     // ---- What crosses quarters
@@ -48,12 +55,20 @@ struct KdaQuarter {
         for (int i = 1; i < kTokens; ++i) total *= x.decay[i];
         shared.totals[quarter][x.channel] = total;
     }
+    // Tokens past the end, which are others', become 0.
+    __device__ __forceinline__ void clear_tail() const {
+        const int tokens = shared.place.tokens - first();
+        if (tokens >= kTokens) [[likely]]
+            return;
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i)
+            if (i >= tokens) at(shared.key, i) = at(shared.query, i) = 0;
+    }
     // Puts what the quarter has from the states in place of the products, but for the decays within the quarter, sums for gates
     // of other quarters, and operands of pairs of tokens of different quarters.
     __device__ __forceinline__ void split() {
         const float between = quarter == 3 ? total(2) : quarter == 0 ? total(1) : 1.f;
-        const int far_row = first() % (kChunk / 2), near_row = kTokens * (quarter / 2);
-        const auto& operands = shared.operands;
+        auto& operands = shared.operands;
         const bool is_odd = quarter % 2 == 1, is_upper = quarter >= 2;
         float earlier = 1.f, later = 1.f;
 #pragma unroll
@@ -62,6 +77,7 @@ struct KdaQuarter {
             if (i > quarter) later *= total(i);
         }
         const float query_earlier = call().scale * earlier;
+        const unsigned near_query = element - (quarter == 3 ? (kChunk - kTokens) * 128 : 0);
         float factor = 1.f, sum = 0.f;
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
@@ -72,12 +88,14 @@ struct KdaQuarter {
             product(1, i) = to_key;
             sum = fmaf(query, to_query, fmaf(-key, to_key, sum));
             if (is_odd) {
-                put(operands.near_query, near_row, i, query);
-                put(operands.near_key, near_row, i, key);
+                const unsigned pair = pack<kIo>(query, key);
+                at(operands.query, i, near_query) = static_cast<unsigned short>(pair);
+                at(operands.near_key, i) = static_cast<unsigned short>(pair >> 16);
             }
             if (is_upper) {
-                put(operands.far_query, far_row, i, between * query);
-                put(operands.far_key, far_row, i, between * key);
+                const unsigned pair = pack<kIo>(between * query, between * key);
+                at(operands.query, i) = static_cast<unsigned short>(pair);
+                at(operands.far_key, i) = static_cast<unsigned short>(pair >> 16);
             }
         }
         shared.carried.earlier[quarter][x.channel] = sum;
@@ -87,8 +105,9 @@ struct KdaQuarter {
             const float key = factor * key_at(i), to_key = later * shared.factors.beta[first() + i] * product(2, i);
             product(2, i) = to_key;
             sum = fmaf(key, to_key, sum);
-            if (!is_odd) put(operands.near_lower, near_row, i, key);
-            if (!is_upper) put(operands.far_lower, far_row, i, between * key);
+            const unsigned pair = pack<kIo>(key, between * key);
+            if (!is_odd) at(operands.near_key, i) = static_cast<unsigned short>(pair);
+            if (!is_upper) at(operands.far_key, i) = static_cast<unsigned short>(pair >> 16);
             factor *= x.decay[i];
         }
         shared.carried.later[quarter][x.channel] = sum;
@@ -124,33 +143,25 @@ struct KdaQuarter {
 
   private:
     __device__ __forceinline__ float total(int i) const { return shared.totals[i][x.channel]; }
-    // The element of token i in rows of 64 channels.
-    __device__ __forceinline__ int offset(int row, int i) const {
-        return row * 128 + i * 128 + ((x.channel % kTileElements / 8 ^ i % 8) << 4) + x.channel % 8 * 2;
+    // The thread's element of its token i; `first`: bytes to that of token 0.
+    __device__ __forceinline__ static unsigned short& at(SwizzledTile (&tiles)[kKdaTiles], int i, unsigned first) {
+        return *reinterpret_cast<unsigned short*>(tiles[0].bytes + (first ^ i % 8 << 4) + i * 128);
     }
     __device__ __forceinline__ unsigned short& at(SwizzledTile (&tiles)[kKdaTiles], int i) const {
-        return *reinterpret_cast<unsigned short*>(tiles[x.channel / kTileElements].bytes + offset(first(), i));
-    }
-    __device__ __forceinline__ void put(const KdaHalfRows& rows, int row, int i, float value) const {
-        auto* const to = const_cast<unsigned char*>(rows.bytes[x.channel / kTileElements]) + offset(row, i);
-        *reinterpret_cast<unsigned short*>(to) = rounded_bits(value, kIo);
-    }
-    // 0 past the end, where the tiles have others'.
-    __device__ __forceinline__ float element(SwizzledTile (&tiles)[kKdaTiles], int i, float norm) const {
-        return first() + i < shared.place.tokens ? norm * to_float(at(tiles, i), kIo) : 0.f;
+        return at(tiles, i, element);
     }
     __device__ __forceinline__ float key_at(int i) const {
-        return element(shared.key, i, shared.factors.key_norm[first() + i]);
+        return shared.factors.key_norm[first() + i] * to_float(at(shared.key, i), kIo);
     }
     __device__ __forceinline__ float query_at(int i) const {
-        return element(shared.query, i, shared.factors.query_norm[first() + i]);
+        return shared.factors.query_norm[first() + i] * to_float(at(shared.query, i), kIo);
     }
     // Half of the tokens.
     template <int kFirst>
     __device__ __forceinline__ void load(float (&to)[kTokens], SwizzledTile (&tiles)[kKdaTiles],
                                          const float (&norms)[kChunk]) const {
 #pragma unroll
-        for (int i = kFirst; i < kFirst + kTokens / 2; ++i) to[i] = element(tiles, i, norms[first() + i]);
+        for (int i = kFirst; i < kFirst + kTokens / 2; ++i) to[i] = norms[first() + i] * to_float(at(tiles, i), kIo);
     }
     // Terms of the quarter's gates that other quarters' tokens have.
     __device__ __forceinline__ float after() const {

@@ -101,8 +101,8 @@ struct KdaValueProducts : Lane {
 #pragma unroll
             for (int n = 0; n < kKdaHeadK / 8; ++n) {
                 const int i = 4 * n + 2 * half;
-                *reinterpret_cast<float2*>(&to.at(row(half), 8 * n + 2 * t)) = {exists ? sums[i] : 0.f,
-                                                                                exists ? sums[i + 1] : 0.f};
+                *reinterpret_cast<float2*>(&to.values[row(half)][8 * n + 2 * t]) = {exists ? sums[i] : 0.f,
+                                                                                    exists ? sums[i + 1] : 0.f};
             }
         }
     }
@@ -126,6 +126,7 @@ struct KdaValueProducts : Lane {
         find_lane();
         scale(by_output, by_value);
         store_blocks(by_output, by_value);
+        if (warp == 0) return;
         store(shared.products.queries, by_output);
         store(shared.products.keys, by_value);
     }
@@ -160,8 +161,8 @@ struct KdaValueProducts : Lane {
             }
         }
     }
-    __device__ __forceinline__ void store(SwizzledTile (&to)[2], const Products& products) const {
-        const unsigned first = tile_row(to[0].bytes, 16 * warp + lane % 16);
+    __device__ __forceinline__ void store(KdaDistantTile (&to)[2], const Products& products) const {
+        const unsigned first = tile_row(to[0].bytes, 16 * (warp - 1) + lane % 16);
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
             unsigned rounded[4], residual[4];
@@ -173,7 +174,7 @@ struct KdaValueProducts : Lane {
             }
             const unsigned at = row_vector(first, n + lane / 16);
             stmatrix_x4(at, rounded[0], rounded[1], rounded[2], rounded[3]);
-            stmatrix_x4(at + sizeof(SwizzledTile), residual[0], residual[1], residual[2], residual[3]);
+            stmatrix_x4(at + sizeof(KdaDistantTile), residual[0], residual[1], residual[2], residual[3]);
         }
     }
 };
