@@ -8,7 +8,7 @@ namespace gdn_cuda::gdn {
 
 template <DType kIo>
 struct KdaQuarter {
-    static constexpr int kTokens = kKdaTokens, kQuarters = KdaGradientsPlan::kQuarters;
+    static constexpr int kTokens = kKdaTokens, kHalf = kTokens / 2, kQuarters = KdaGradientsPlan::kQuarters;
 
     KdaGradientsPlan& shared;
     const KdaGradientsCall& args;
@@ -17,11 +17,15 @@ struct KdaQuarter {
     unsigned element, column;  // bytes from tiles, and from products, to the thread's first token
 
     __device__ __forceinline__ KdaQuarter(KdaGradientsPlan& shared, const KdaGradientsCall& args)
-        : shared(shared),
-          args(args),
-          quarter(__shfl_sync(0xffffffffu, opaque(static_cast<int>(threadIdx.x)) / kKdaHeadK, 0)),
-          x(args.call, opaque(static_cast<int>(threadIdx.x)) % kKdaHeadK) {
-        const auto channel = static_cast<unsigned>(x.channel);
+        : shared(shared), args(args), x(args.call, 0) {
+        find_place();
+    }
+    // Anew where registers are short.
+    __device__ __forceinline__ void find_place() {
+        const auto thread = opaque(static_cast<unsigned>(threadIdx.x)), channel = thread % kKdaHeadK;
+        quarter = __shfl_sync(0xffffffffu, static_cast<int>(thread / kKdaHeadK), 0);  // warp-uniform for the compiler
+        x.channel = static_cast<int>(channel);
+        x.exists = x.channel < call().dk;
         // Opaque: otherwise computed anew at each use.
         element = opaque(channel / kTileElements * static_cast<unsigned>(sizeof(SwizzledTile)) + first() * 128 +
                          channel % kTileElements * 2);
@@ -43,6 +47,7 @@ struct KdaQuarter {
     __device__ __forceinline__ float& product(int which, int i) const {
         return *reinterpret_cast<float*>(reinterpret_cast<char*>(shared.products.states[which].values[i]) + column);
     }
+    __device__ __forceinline__ float& gate(int i) const { return shared.gates[first() + i][x.channel]; }
 
     // ---- What crosses quarters
 
@@ -50,10 +55,16 @@ struct KdaQuarter {
         float each[kTokens];
         gates().convert(each);
         x.find_decays(call(), each, x.tokens_of(place()), head());
-        float total = x.decay[0];
 #pragma unroll
-        for (int i = 1; i < kTokens; ++i) total *= x.decay[i];
-        shared.totals[quarter][x.channel] = total;
+        for (int half = 0; half < 2; ++half) {
+            float product = x.decay[kHalf * half];
+#pragma unroll
+            for (int i = 1; i < kHalf; ++i) product *= x.decay[kHalf * half + i];
+            shared.halves[half][quarter][x.channel] = product;
+        }
+    }
+    __device__ __forceinline__ bool is_slow() const {
+        return half(0, quarter) >= KdaGradientsConfig::kSlow && half(1, quarter) >= KdaGradientsConfig::kSlow;
     }
     // Tokens past the end, which are others', become 0.
     __device__ __forceinline__ void clear_tail() const {
@@ -64,21 +75,19 @@ struct KdaQuarter {
         for (int i = 0; i < kTokens; ++i)
             if (i >= tokens) at(shared.key, i) = at(shared.query, i) = 0;
     }
-    // Puts what the quarter has from the states in place of the products, but for the decays within the quarter, sums for gates
-    // of other quarters, and operands of pairs of tokens of different quarters.
-    __device__ __forceinline__ void split() {
-        const float between = quarter == 3 ? total(2) : quarter == 0 ? total(1) : 1.f;
+    // Puts what the quarter has from the states in place of the products, but for the decays to and from its border; sums for
+    // gates of other quarters; and operands of pairs.
+    __device__ __forceinline__ void split(bool is_slow) {
         auto& operands = shared.operands;
-        const bool is_odd = quarter % 2 == 1, is_upper = quarter >= 2;
-        float earlier = 1.f, later = 1.f;
+        float earlier = is_slow ? half(0, quarter) : 1.f, later = is_slow ? half(1, quarter) : 1.f;
 #pragma unroll
         for (int i = 0; i < kQuarters; ++i) {
-            if (i < quarter) earlier *= total(i);
-            if (i > quarter) later *= total(i);
+            const float total = half(0, i) * half(1, i);
+            if (i < quarter) earlier *= total;
+            if (i > quarter) later *= total;
         }
         const float query_earlier = call().scale * earlier;
-        const unsigned near_query = element - (quarter == 3 ? (kChunk - kTokens) * 128 : 0);
-        float factor = 1.f, sum = 0.f;
+        float factor = to_first(is_slow), sum = 0.f;
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             factor *= x.decay[i];
@@ -87,47 +96,32 @@ struct KdaQuarter {
             product(0, i) = to_query;
             product(1, i) = to_key;
             sum = fmaf(query, to_query, fmaf(-key, to_key, sum));
-            if (is_odd) {
-                const unsigned pair = pack<kIo>(query, key);
-                at(operands.query, i, near_query) = static_cast<unsigned short>(pair);
-                at(operands.near_key, i) = static_cast<unsigned short>(pair >> 16);
-            }
-            if (is_upper) {
-                const unsigned pair = pack<kIo>(between * query, between * key);
-                at(operands.query, i) = static_cast<unsigned short>(pair);
-                at(operands.far_key, i) = static_cast<unsigned short>(pair >> 16);
-            }
+            const unsigned pair = pack<kIo>(query, key);
+            at(operands.query, i) = static_cast<unsigned short>(pair);
+            at(operands.key, i) = static_cast<unsigned short>(pair >> 16);
         }
-        shared.carried.earlier[quarter][x.channel] = sum;
-        factor = 1.f, sum = 0.f;
+        if (quarter > 0) shared.carried.earlier[quarter - 1][x.channel] = sum;
+        factor = from_last(is_slow), sum = 0.f;
 #pragma unroll
-        for (int i = kTokens - 1; i >= 0; --i) {
-            const float key = factor * key_at(i), to_key = later * shared.factors.beta[first() + i] * product(2, i);
-            product(2, i) = to_key;
-            sum = fmaf(key, to_key, sum);
-            const unsigned pair = pack<kIo>(key, between * key);
-            if (!is_odd) at(operands.near_key, i) = static_cast<unsigned short>(pair);
-            if (!is_upper) at(operands.far_key, i) = static_cast<unsigned short>(pair >> 16);
-            factor *= x.decay[i];
+        for (int i = kTokens - 1; i > 0; i -= 2) {
+            const float key = add_later(i, factor, later, sum), before = add_later(i - 1, factor, later, sum);
+            const unsigned pair = pack<kIo>(key, before);
+            at(operands.earlier_key, i) = static_cast<unsigned short>(pair);
+            at(operands.earlier_key, i - 1) = static_cast<unsigned short>(pair >> 16);
         }
-        shared.carried.later[quarter][x.channel] = sum;
+        if (quarter < kQuarters - 1) shared.carried.later[quarter][x.channel] = sum;
     }
 
     // ---- Gradients
 
-    // state_product: of S E, summed over the values.
-    __device__ __forceinline__ void finish(float state_product) {
-        const KdaTokenGradients& pairs = shared.blocks[quarter];
-        const auto product = [this](int which, int i) -> float& { return this->product(which, i); };
-        constexpr int kHalf = kTokens / 2;
+    __device__ __forceinline__ void finish(bool is_slow) {
+        KdaChannelGradients gradients;
         load<0>(x.key, shared.key, shared.factors.key_norm);
         load<kHalf>(x.key, shared.key, shared.factors.key_norm);
-        load<kHalf>(x.query, shared.query, shared.factors.query_norm);
-        KdaChannelGradients gradients;
-        gradients.start(x, pairs);
-        load<0>(x.query, shared.query, shared.factors.query_norm);
-        gradients.add_states(x, 1.f, after(), [&](float) { return before(state_product); }, product, [](int) { return 1.f; });
-        gradients.add_rest(x, pairs, product, [&](int i, float gradient) { product(0, i) = gradient; });
+        if (is_slow)
+            finish_slow(gradients);
+        else
+            finish_any(gradients);
         store_gate_gradients();
         if (call().qk_norm)
             pass_kda_norms(x, gradients, shared.dots[quarter], &shared.factors.query_norm[first()],
@@ -135,20 +129,88 @@ struct KdaQuarter {
                            [&] { NamedBarrier::sync(kWarpgroup, kWarpgroupBarrier + quarter); });
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
-            at(shared.query, i) = rounded_bits(gradients.query[i], kIo);
-            at(shared.key, i) = rounded_bits(gradients.key[i], kIo);
+            const unsigned pair = pack<kIo>(gradients.query[i], gradients.key[i]);
+            at(shared.query, i) = static_cast<unsigned short>(pair);
+            at(shared.key, i) = static_cast<unsigned short>(pair >> 16);
         }
     }
-    __device__ __forceinline__ float& gate(int i) const { return shared.gates[first() + i][x.channel]; }
 
   private:
-    __device__ __forceinline__ float total(int i) const { return shared.totals[i][x.channel]; }
-    // The thread's element of its token i; `first`: bytes to that of token 0.
-    __device__ __forceinline__ static unsigned short& at(SwizzledTile (&tiles)[kKdaTiles], int i, unsigned first) {
-        return *reinterpret_cast<unsigned short*>(tiles[0].bytes + (first ^ i % 8 << 4) + i * 128);
+    __device__ __forceinline__ float half(int which, int of) const { return shared.halves[which][of][x.channel]; }
+    // The decays from the quarter's border to before its first token, and from after its last token to the border.
+    __device__ __forceinline__ float to_first(bool is_slow) const {
+        float product = 1.f;
+        if (is_slow)
+#pragma unroll
+            for (int i = 0; i < kHalf; ++i) product *= x.decay[i];
+        return is_slow ? reciprocal_fast(product) : 1.f;
     }
+    __device__ __forceinline__ float from_last(bool is_slow) const {
+        float product = 1.f;
+        if (is_slow)
+#pragma unroll
+            for (int i = kHalf; i < kTokens; ++i) product *= x.decay[i];
+        return is_slow ? reciprocal_fast(product) : 1.f;
+    }
+    // Token i of what split() has of the state after the chunk; returns the key times `factor`, which becomes that of the token
+    // before.
+    __device__ __forceinline__ float add_later(int i, float& factor, float later, float& sum) const {
+        const float key = factor * key_at(i), to_key = later * shared.factors.beta[first() + i] * product(2, i);
+        product(2, i) = to_key;
+        sum = fmaf(key, to_key, sum);
+        factor *= x.decay[i];
+        return key;
+    }
+
+    // All pairs within the quarter, in fp32; and what is from outside.
+    __device__ __forceinline__ void finish_any(KdaChannelGradients& gradients) {
+        const KdaTokenGradients& pairs = shared.blocks[quarter];
+        const auto product = [this](int which, int i) -> float& { return this->product(which, i); };
+        load<kHalf>(x.query, shared.query, shared.factors.query_norm);
+        gradients.start(x, pairs);
+        find_place();
+        load<0>(x.query, shared.query, shared.factors.query_norm);
+        gradients.add_states(x, 1.f, after(), [&](float) { return before(); }, product, [](int) { return 1.f; });
+        gradients.add_rest(x, pairs, product, [&](int i, float gradient) { product(0, i) = gradient; });
+    }
+    // The products have pairs within the quarter. A gate has those of its later tokens as rows, less those that are columns
+    // too: in place of the latter all less those of its earlier tokens.
+    __device__ __forceinline__ void finish_slow(KdaChannelGradients& gradients) {
+        const KdaTokenGradients& pairs = shared.blocks[quarter];
+        load<0>(x.query, shared.query, shared.factors.query_norm);
+        load<kHalf>(x.query, shared.query, shared.factors.query_norm);
+        float factor = to_first(true);
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            factor *= x.decay[i];
+            gradients.query[i] = factor * product(0, i);
+            gradients.key[i] = -factor * product(1, i);
+            gradients.decay[i] = fmaf(x.query[i], gradients.query[i], x.key[i] * gradients.key[i]);
+        }
+        float later = after();
+        factor = from_last(true);
+#pragma unroll
+        for (int i = kTokens - 1; i >= 0; --i) {
+            gradients.decay[i] = later += gradients.decay[i];
+            const float to_key = factor * product(2, i);
+            gradients.key[i] += to_key;
+            product(2, i) = x.key[i] * to_key;
+            factor *= x.decay[i];
+        }
+        float earlier = before() - shared.products.within[quarter][x.channel];
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            product(0, i) = gradients.decay[i] + earlier;
+            earlier += product(2, i);
+            const float own = pairs.at[i][i].query;
+            gradients.query[i] = fmaf(own, x.key[i], gradients.query[i]);
+            gradients.key[i] = fmaf(own, x.query[i], gradients.key[i]);
+        }
+    }
+
+    // The thread's element of its token i.
     __device__ __forceinline__ unsigned short& at(SwizzledTile (&tiles)[kKdaTiles], int i) const {
-        return at(tiles, i, element);
+        return *reinterpret_cast<unsigned short*>(tiles[0].bytes + (element ^ i % 8 << 4) + i * 128);
     }
     __device__ __forceinline__ float key_at(int i) const {
         return shared.factors.key_norm[first() + i] * to_float(at(shared.key, i), kIo);
@@ -161,23 +223,25 @@ struct KdaQuarter {
     __device__ __forceinline__ void load(float (&to)[kTokens], SwizzledTile (&tiles)[kKdaTiles],
                                          const float (&norms)[kChunk]) const {
 #pragma unroll
-        for (int i = kFirst; i < kFirst + kTokens / 2; ++i) to[i] = norms[first() + i] * to_float(at(tiles, i), kIo);
+        for (int i = kFirst; i < kFirst + kHalf; ++i) to[i] = norms[first() + i] * to_float(at(tiles, i), kIo);
     }
     // Terms of the quarter's gates that other quarters' tokens have.
     __device__ __forceinline__ float after() const {
-        float sum = quarter == 2 ? shared.carried.far_upper[x.channel] : 0.f;
+        const auto& carried = shared.carried;
+        float sum = quarter == 2 ? carried.over_third[x.channel] : 0.f;
 #pragma unroll
         for (int i = 1; i < kQuarters; ++i)
-            if (i > quarter) sum += shared.carried.earlier[i][x.channel];
+            if (i > quarter) sum += carried.earlier[i - 1][x.channel];
         return sum;
     }
-    __device__ __forceinline__ float before(float state_product) const {
+    __device__ __forceinline__ float before() const {
+        const auto& carried = shared.carried;
         const float decay = shared.factors.decay[x.channel];
-        float sum = decay == 0.f ? 0.f : decay * state_product;
-        if (quarter == 1) sum += shared.carried.far_lower[x.channel];
+        float sum = decay == 0.f ? 0.f : decay * carried.state[x.channel];
+        if (quarter == 1) sum += carried.over_second[x.channel];
 #pragma unroll
         for (int i = 0; i < kQuarters - 1; ++i)
-            if (i < quarter) sum += shared.carried.later[i][x.channel];
+            if (i < quarter) sum += carried.later[i][x.channel];
         return sum;
     }
     __device__ __forceinline__ void store_gate_gradients() const {
