@@ -115,14 +115,17 @@ __device__ __forceinline__ void advance_rows(DecodeLayerSharedPlan<kConfig>& sha
 
     gdn::RowSlice<Io, kLayout, true, true> query, key;
     gdn::TokenScalars scalars;
+    const auto load_query = [&](int t) { query.load(reinterpret_cast<const Io*>(shared.query[t].bytes), lane, kConfig.head_k); };
     const auto load_vectors = [&](int t) {
-        query.load(reinterpret_cast<const Io*>(shared.query[t].bytes), lane, kConfig.head_k);
+        load_query(t);
         key.load(reinterpret_cast<const Io*>(shared.key[t].bytes), lane, kConfig.head_k);
     };
     const auto load_gate = [&](int t) {
         scalars.decay = kConfig.channel_gates ? 1.f : shared.gates[t].decay;
         scalars.beta = shared.gates[t].beta;
     };
+    gdn::RowSlice<float, kLayout, true, true> decays;
+    if constexpr (kConfig.channel_gates) decays.load(shared.decays, lane, kConfig.head_k);
     if constexpr (kConfig.tokens == 1) {
         load_vectors(0);
         gdn::set_products<kLayout>(scalars, query, key, args.scale, true);
@@ -138,15 +141,14 @@ __device__ __forceinline__ void advance_rows(DecodeLayerSharedPlan<kConfig>& sha
 #pragma unroll
         for (int i = 0; i < kLayout.per_lane; ++i) s[i] = loaded[i];
         if constexpr (kConfig.channel_gates) {
-            gdn::RowSlice<float, kLayout, true, true> decays;
-            decays.load(shared.decays, lane, kConfig.head_k);
 #pragma unroll
             for (int i = 0; i < kLayout.per_lane; ++i) s[i] *= decays[i];
         }
 #pragma unroll 1
         for (int t = 0; t < (kConfig.tokens == 1 ? 1 : args.tokens); ++t) {
-            if constexpr (kConfig.tokens > 1 || kConfig.state != DType::f32) load_vectors(t);  // few registers
+            if constexpr (kConfig.tokens == 1 && kConfig.state != DType::f32) load_query(t);  // few registers
             if constexpr (kConfig.tokens > 1) {
+                load_vectors(t);
                 scalars = shared.products[t];
                 load_gate(t);
             }
