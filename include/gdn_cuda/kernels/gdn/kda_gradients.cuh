@@ -51,7 +51,14 @@ struct KdaGradientsBlock {
         quarter.clear_tail();
         quarter.split(is_slow);
         __syncthreads();
-        KdaQuarterPairs<kIo>(shared, is_slow).add();
+        const KdaQuarterPairs<kIo> pairs(shared, is_slow);
+        pairs.add(false);
+        if (shared.factors.cancels != 0) [[unlikely]] {
+            __syncthreads();
+            quarter.store_key_residuals(is_slow);
+            __syncthreads();
+            pairs.add(true);
+        }
         const KdaGates gates = quarter.gates();
         __syncthreads();
         keep_gates(quarter, gates);

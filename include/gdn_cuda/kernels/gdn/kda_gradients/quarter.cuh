@@ -111,6 +111,16 @@ struct KdaQuarter {
         }
         if (quarter < kQuarters - 1) shared.carried.later[quarter][x.channel] = sum;
     }
+    // What rounding has left of the keys of earlier tokens, in their place.
+    __device__ __forceinline__ void store_key_residuals(bool is_slow) const {
+        float factor = from_last(is_slow);
+#pragma unroll
+        for (int i = kTokens - 1; i >= 0; --i) {
+            auto& to = at(shared.operands.earlier_key, i);
+            to = rounded_bits(factor * key_at(i) - to_float(to, kIo), kIo);
+            factor *= x.decay[i];
+        }
+    }
 
     // ---- Gradients
 
