@@ -240,7 +240,7 @@ def backward() -> None:
                 torch.autograd.grad(results, list(leaves.values()), [torch.ones_like(y) for y in results])
 
 
-@sanitizes("kda_backward_prepare", "kda_backward_states", "kda_backward_gradients")
+@sanitizes("kda_backward_prepare", "kda_backward_states", "kda_backward_gradients", "kda_gradients")
 def kda_backward() -> None:
     """Packed sequences with right and invalid offsets, gates in every form, and key heads that share value heads."""
     for dk, dv in ((64, 72), (128, 128), (256, 40)):

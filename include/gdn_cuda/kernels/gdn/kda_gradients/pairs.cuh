@@ -28,9 +28,10 @@ struct KdaQuarterPairs : Lane {
         find_lane();
     }
 
-    __device__ __forceinline__ void add() const {
-        if (is_slow || quarter() > 0) add_rows();
-        if (is_slow || quarter() < kQuarters - 1) add_columns();
+    // residual: only rows, as earlier_key is what rounding has left of the keys.
+    __device__ __forceinline__ void add(bool residual) const {
+        if (is_slow || quarter() > 0) add_rows(residual);
+        if (!residual && (is_slow || quarter() < kQuarters - 1)) add_columns();
     }
 
   private:
@@ -74,7 +75,7 @@ struct KdaQuarterPairs : Lane {
         multiply<true>(sums, shared.products.keys, other, quarter(), right);
     }
 
-    __device__ __forceinline__ void add_rows() const {
+    __device__ __forceinline__ void add_rows(bool residual) const {
         const auto& operands = shared.operands;
         const int until = quarter() + is_slow;
         Sums query = {}, key = {};
@@ -85,7 +86,7 @@ struct KdaQuarterPairs : Lane {
                 pass(key, is_slow ? other - 1 : other, other);
             }
             // Sums with the first two quarters cross the third.
-            if (quarter() == 3 && other == 2)
+            if (quarter() == 3 && other == 2 && !residual)
                 store_sums(shared.carried.over_third, 2, [&](int half, int tile) {
                     const float2 q = own_pair(operands.query, kKdaTokens * 3 + 8 * half, tile),
                                  k = own_pair(operands.key, kKdaTokens * 3 + 8 * half, tile);
