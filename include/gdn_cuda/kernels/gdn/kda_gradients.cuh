@@ -21,8 +21,8 @@
 // Bound: latency (estimated): one block a multiprocessor, whose phases follow one another; it moves 210 KB.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/kda_gradients/distant_pairs.cuh>
 #include <gdn_cuda/kernels/gdn/kda_gradients/loads.cuh>
+#include <gdn_cuda/kernels/gdn/kda_gradients/pairs.cuh>
 #include <gdn_cuda/kernels/gdn/kda_gradients/quarter.cuh>
 #include <gdn_cuda/kernels/gdn/kda_gradients/value_products.cuh>
 
@@ -45,16 +45,24 @@ struct KdaGradientsBlock {
         barrier(shared.full).wait(0);
         KdaValueProducts<kIo> products(shared, args);
         products.run();
-        const float state_product = products.state_product(quarter.x.channel);
-        __syncthreads();
+        if (quarter.quarter == 0) shared.carried.state[quarter.x.channel] = products.state_product(quarter.x.channel);
+        const bool is_slow = !__syncthreads_or(!quarter.is_slow() || (kIo == DType::f16 && !args.call.qk_norm));
         store_beta_gradients();
-        quarter.split();
+        quarter.clear_tail();
+        quarter.split(is_slow);
         __syncthreads();
-        KdaDistantPairs<kIo>(shared).add();
+        const KdaQuarterPairs<kIo> pairs(shared, is_slow);
+        pairs.add(false);
+        if (shared.factors.cancels != 0) [[unlikely]] {
+            __syncthreads();
+            quarter.store_key_residuals(is_slow);
+            __syncthreads();
+            pairs.add(true);
+        }
         const KdaGates gates = quarter.gates();
         __syncthreads();
         keep_gates(quarter, gates);
-        quarter.finish(state_product);
+        quarter.finish(is_slow);
         __syncthreads();
         store_rows(args.query_gradient, shared.query);
         store_rows(args.key_gradient, shared.key);

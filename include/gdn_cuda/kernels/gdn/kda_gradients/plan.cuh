@@ -17,6 +17,9 @@ struct KdaGradientsConfig {
 
     // A thread has a channel of the key and the tokens of a quarter of the chunk: a quarter is a warpgroup's.
     static constexpr int kQuarters = kChunk / kKdaTokens, kLongestValue = 128, kValueTiles = kLongestValue / kTileElements;
+    // The least product of the decays of half of a quarter whose reciprocal may scale an operand. Gradients of gates are then
+    // differences of sums over a quarter, which are no larger than a few of theirs.
+    static constexpr float kSlow = 1.f / 16;
     GDN_HOST_DEVICE static constexpr int threads() { return kQuarters * kKdaHeadK; }
 };
 static_assert(kKdaHeadK == kWarpgroup);
@@ -44,16 +47,19 @@ struct KdaGradientsArgs {
 
 // ---- Shared memory
 
-// fp32 by token and channel. Columns are permuted so that wgmma's and warp MMAs' fragments, and threads' columns, have no bank
-// conflicts.
+// fp32 by token and channel; padded rows, so that fragments of products and threads' columns have no bank conflicts.
 struct KdaChannelProducts {
-    float values[kChunk][kKdaHeadK];
-
-    GDN_HOST_DEVICE float& at(int token, int channel) { return values[token][channel ^ token % 4 * 8]; }
+    float values[kChunk][kKdaHeadK + 8];
 };
-// Half of a chunk's tokens times decays, operands of products: rows of 64 channels, swizzled as tiles are.
-struct alignas(1024) KdaHalfRows {
-    unsigned char bytes[kKdaTiles][kChunk / 2 * 128];
+// dP or U, swizzled as tiles are: a row of all but the first 16 tokens. Pairs among those are in what is above the diagonal.
+struct alignas(1024) KdaTokenPairs {
+    unsigned char bytes[(kChunk - kKdaTokens) * 128];
+
+    // The first row and column of 16 x 16 pairs.
+    GDN_HOST_DEVICE static constexpr int row_of(int quarter) { return quarter == 0 ? 0 : kKdaTokens * (quarter - 1); }
+    GDN_HOST_DEVICE static constexpr int column_of(int quarter, int other) {
+        return quarter == 0 ? kChunk - kKdaTokens : kKdaTokens * other;
+    }
 };
 struct KdaGradientsPlan {
     static constexpr int kQuarters = KdaGradientsConfig::kQuarters, kValueTiles = KdaGradientsConfig::kValueTiles;
@@ -67,21 +73,20 @@ struct KdaGradientsPlan {
     struct Products {
         // dO S, dV S and R E; then what each quarter's tokens have from outside of it, without decays within it.
         KdaChannelProducts states[3];
-        // dP and U, rounded, and the rounding residuals. Only pairs of tokens of different quarters are read.
-        SwizzledTile queries[2], keys[2];
+        KdaTokenPairs queries[2],
+            keys[2];  // dP and U, rounded, and the rounding residuals, without pairs of a token and itself
+        float within[kQuarters][kKdaHeadK];  // of pairs within a quarter, where decays are slow
     };
-    // Keys and queries times products of decays to and from the border between the halves of 64 tokens (far), and those of 32
-    // tokens (near): tokens of upper halves, keys of lower ones.
+    // Keys and queries times the decays from a border to each token, and keys times those from the token to a border.
     struct Operands {
-        KdaHalfRows far_query, far_key, far_lower;
-        KdaHalfRows near_query, near_key, near_lower;
+        SwizzledTile query[kKdaTiles], key[kKdaTiles], earlier_key[kKdaTiles];
     };
     // What quarters have for gates of others, by channel.
     struct Carried {
-        float earlier[kQuarters][kKdaHeadK];  // through the state before the chunk: for gates of quarters before
-        float later[kQuarters][kKdaHeadK];    // through the state after it: for gates of quarters after
-        float far_upper[kKdaHeadK];           // pairs of the last quarter with the lower half: for the third
-        float far_lower[kKdaHeadK];           // pairs of the first quarter with the upper half: for the second
+        float state[kKdaHeadK];                   // of S E
+        float earlier[kQuarters - 1][kKdaHeadK];  // through the state before the chunk, of all quarters but the first
+        float later[kQuarters - 1][kKdaHeadK];    // through the state after it, of all but the last
+        float over_third[kKdaHeadK], over_second[kKdaHeadK];  // pairs of tokens on either side of a quarter
     };
 
     union {
@@ -96,12 +101,14 @@ struct KdaGradientsPlan {
     };
     KdaTokenGradients blocks[kQuarters];  // dP and U within a quarter
     KdaTrainingFactors factors;
-    float totals[kQuarters][kKdaHeadK];  // products of a quarter's decays
+    union {
+        float halves[2][kQuarters][kKdaHeadK];                  // products of the decays of each half of a quarter
+        float dots[kQuarters][kKdaHeadK / 32][2 * kKdaTokens];  // of queries and of keys with their gradients
+    };
     Carried carried;
-    float own[kChunk];                                      // dV R of a token
-    float dots[kQuarters][kKdaHeadK / 32][2 * kKdaTokens];  // of queries and of keys with their gradients
-    unsigned long long full;                                // an mbarrier: what TMA loads is there
-    KdaPlace place;                                         // up to 64 tokens; in shared memory to save registers
+    float own[kChunk];        // dV R of a token
+    unsigned long long full;  // an mbarrier: what TMA loads is there
+    KdaPlace place;           // up to 64 tokens; in shared memory to save registers
 };
 static_assert(sizeof(KdaGradientsPlan) <= 227 * 1024);
 

@@ -8,18 +8,29 @@ namespace gdn_cuda::gdn {
 
 template <DType kIo>
 struct KdaQuarter {
-    static constexpr int kTokens = kKdaTokens, kQuarters = KdaGradientsPlan::kQuarters;
+    static constexpr int kTokens = kKdaTokens, kHalf = kTokens / 2, kQuarters = KdaGradientsPlan::kQuarters;
 
     KdaGradientsPlan& shared;
     const KdaGradientsCall& args;
     int quarter;
     KdaChannel x;
+    unsigned element, column;  // bytes from tiles, and from products, to the thread's first token
 
     __device__ __forceinline__ KdaQuarter(KdaGradientsPlan& shared, const KdaGradientsCall& args)
-        : shared(shared),
-          args(args),
-          quarter(__shfl_sync(0xffffffffu, opaque(static_cast<int>(threadIdx.x)) / kKdaHeadK, 0)),
-          x(args.call, opaque(static_cast<int>(threadIdx.x)) % kKdaHeadK) {}
+        : shared(shared), args(args), x(args.call, 0) {
+        find_place();
+    }
+    // Anew where registers are short.
+    __device__ __forceinline__ void find_place() {
+        const auto thread = opaque(static_cast<unsigned>(threadIdx.x)), channel = thread % kKdaHeadK;
+        quarter = __shfl_sync(0xffffffffu, static_cast<int>(thread / kKdaHeadK), 0);  // warp-uniform for the compiler
+        x.channel = static_cast<int>(channel);
+        x.exists = x.channel < call().dk;
+        // Opaque: otherwise computed anew at each use.
+        element = opaque(channel / kTileElements * static_cast<unsigned>(sizeof(SwizzledTile)) + first() * 128 +
+                         channel % kTileElements * 2);
+        column = opaque(first() * static_cast<unsigned>(sizeof(KdaChannelProducts::values[0])) + channel * 4);
+    }
 
     __device__ __forceinline__ const GdnCall& call() const { return args.call; }
     __device__ __forceinline__ int head() const { return static_cast<int>(blockIdx.y); }
@@ -34,8 +45,9 @@ struct KdaQuarter {
         return KdaGates(call(), own, x.tokens_of(own), head(), x.channel);
     }
     __device__ __forceinline__ float& product(int which, int i) const {
-        return shared.products.states[which].at(first() + i, x.channel);
+        return *reinterpret_cast<float*>(reinterpret_cast<char*>(shared.products.states[which].values[i]) + column);
     }
+    __device__ __forceinline__ float& gate(int i) const { return shared.gates[first() + i][x.channel]; }
 
     // ---- What crosses quarters
 
@@ -43,26 +55,39 @@ struct KdaQuarter {
         float each[kTokens];
         gates().convert(each);
         x.find_decays(call(), each, x.tokens_of(place()), head());
-        float total = x.decay[0];
 #pragma unroll
-        for (int i = 1; i < kTokens; ++i) total *= x.decay[i];
-        shared.totals[quarter][x.channel] = total;
+        for (int half = 0; half < 2; ++half) {
+            float product = x.decay[kHalf * half];
+#pragma unroll
+            for (int i = 1; i < kHalf; ++i) product *= x.decay[kHalf * half + i];
+            shared.halves[half][quarter][x.channel] = product;
+        }
     }
-    // Puts what the quarter has from the states in place of the products, but for the decays within the quarter, sums for gates
-    // of other quarters, and operands of pairs of tokens of different quarters.
-    __device__ __forceinline__ void split() {
-        const float between = quarter == 3 ? total(2) : quarter == 0 ? total(1) : 1.f;
-        const int far_row = first() % (kChunk / 2), near_row = kTokens * (quarter / 2);
-        const auto& operands = shared.operands;
-        const bool is_odd = quarter % 2 == 1, is_upper = quarter >= 2;
-        float earlier = 1.f, later = 1.f;
+    __device__ __forceinline__ bool is_slow() const {
+        return half(0, quarter) >= KdaGradientsConfig::kSlow && half(1, quarter) >= KdaGradientsConfig::kSlow;
+    }
+    // Tokens past the end, which are others', become 0.
+    __device__ __forceinline__ void clear_tail() const {
+        const int tokens = shared.place.tokens - first();
+        if (tokens >= kTokens) [[likely]]
+            return;
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i)
+            if (i >= tokens) at(shared.key, i) = at(shared.query, i) = 0;
+    }
+    // Puts what the quarter has from the states in place of the products, but for the decays to and from its border; sums for
+    // gates of other quarters; and operands of pairs.
+    __device__ __forceinline__ void split(bool is_slow) {
+        auto& operands = shared.operands;
+        float earlier = is_slow ? half(0, quarter) : 1.f, later = is_slow ? half(1, quarter) : 1.f;
 #pragma unroll
         for (int i = 0; i < kQuarters; ++i) {
-            if (i < quarter) earlier *= total(i);
-            if (i > quarter) later *= total(i);
+            const float total = half(0, i) * half(1, i);
+            if (i < quarter) earlier *= total;
+            if (i > quarter) later *= total;
         }
         const float query_earlier = call().scale * earlier;
-        float factor = 1.f, sum = 0.f;
+        float factor = to_first(is_slow), sum = 0.f;
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             factor *= x.decay[i];
@@ -71,44 +96,42 @@ struct KdaQuarter {
             product(0, i) = to_query;
             product(1, i) = to_key;
             sum = fmaf(query, to_query, fmaf(-key, to_key, sum));
-            if (is_odd) {
-                put(operands.near_query, near_row, i, query);
-                put(operands.near_key, near_row, i, key);
-            }
-            if (is_upper) {
-                put(operands.far_query, far_row, i, between * query);
-                put(operands.far_key, far_row, i, between * key);
-            }
+            const unsigned pair = pack<kIo>(query, key);
+            at(operands.query, i) = static_cast<unsigned short>(pair);
+            at(operands.key, i) = static_cast<unsigned short>(pair >> 16);
         }
-        shared.carried.earlier[quarter][x.channel] = sum;
-        factor = 1.f, sum = 0.f;
+        if (quarter > 0) shared.carried.earlier[quarter - 1][x.channel] = sum;
+        factor = from_last(is_slow), sum = 0.f;
+#pragma unroll
+        for (int i = kTokens - 1; i > 0; i -= 2) {
+            const float key = add_later(i, factor, later, sum), before = add_later(i - 1, factor, later, sum);
+            const unsigned pair = pack<kIo>(key, before);
+            at(operands.earlier_key, i) = static_cast<unsigned short>(pair);
+            at(operands.earlier_key, i - 1) = static_cast<unsigned short>(pair >> 16);
+        }
+        if (quarter < kQuarters - 1) shared.carried.later[quarter][x.channel] = sum;
+    }
+    // What rounding has left of the keys of earlier tokens, in their place.
+    __device__ __forceinline__ void store_key_residuals(bool is_slow) const {
+        float factor = from_last(is_slow);
 #pragma unroll
         for (int i = kTokens - 1; i >= 0; --i) {
-            const float key = factor * key_at(i), to_key = later * shared.factors.beta[first() + i] * product(2, i);
-            product(2, i) = to_key;
-            sum = fmaf(key, to_key, sum);
-            if (!is_odd) put(operands.near_lower, near_row, i, key);
-            if (!is_upper) put(operands.far_lower, far_row, i, between * key);
+            auto& to = at(shared.operands.earlier_key, i);
+            to = rounded_bits(factor * key_at(i) - to_float(to, kIo), kIo);
             factor *= x.decay[i];
         }
-        shared.carried.later[quarter][x.channel] = sum;
     }
 
     // ---- Gradients
 
-    // state_product: of S E, summed over the values.
-    __device__ __forceinline__ void finish(float state_product) {
-        const KdaTokenGradients& pairs = shared.blocks[quarter];
-        const auto product = [this](int which, int i) -> float& { return this->product(which, i); };
-        constexpr int kHalf = kTokens / 2;
+    __device__ __forceinline__ void finish(bool is_slow) {
+        KdaChannelGradients gradients;
         load<0>(x.key, shared.key, shared.factors.key_norm);
         load<kHalf>(x.key, shared.key, shared.factors.key_norm);
-        load<kHalf>(x.query, shared.query, shared.factors.query_norm);
-        KdaChannelGradients gradients;
-        gradients.start(x, pairs);
-        load<0>(x.query, shared.query, shared.factors.query_norm);
-        gradients.add_states(x, 1.f, after(), [&](float) { return before(state_product); }, product, [](int) { return 1.f; });
-        gradients.add_rest(x, pairs, product, [&](int i, float gradient) { product(0, i) = gradient; });
+        if (is_slow)
+            finish_slow(gradients);
+        else
+            finish_any(gradients);
         store_gate_gradients();
         if (call().qk_norm)
             pass_kda_norms(x, gradients, shared.dots[quarter], &shared.factors.query_norm[first()],
@@ -116,57 +139,119 @@ struct KdaQuarter {
                            [&] { NamedBarrier::sync(kWarpgroup, kWarpgroupBarrier + quarter); });
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
-            at(shared.query, i) = rounded_bits(gradients.query[i], kIo);
-            at(shared.key, i) = rounded_bits(gradients.key[i], kIo);
+            const unsigned pair = pack<kIo>(gradients.query[i], gradients.key[i]);
+            at(shared.query, i) = static_cast<unsigned short>(pair);
+            at(shared.key, i) = static_cast<unsigned short>(pair >> 16);
         }
     }
-    __device__ __forceinline__ float& gate(int i) const { return shared.gates[first() + i][x.channel]; }
 
   private:
-    __device__ __forceinline__ float total(int i) const { return shared.totals[i][x.channel]; }
-    // The element of token i in rows of 64 channels.
-    __device__ __forceinline__ int offset(int row, int i) const {
-        return row * 128 + i * 128 + ((x.channel % kTileElements / 8 ^ i % 8) << 4) + x.channel % 8 * 2;
+    __device__ __forceinline__ float half(int which, int of) const { return shared.halves[which][of][x.channel]; }
+    // The decays from the quarter's border to before its first token, and from after its last token to the border.
+    __device__ __forceinline__ float to_first(bool is_slow) const {
+        float product = 1.f;
+        if (is_slow)
+#pragma unroll
+            for (int i = 0; i < kHalf; ++i) product *= x.decay[i];
+        return is_slow ? reciprocal_fast(product) : 1.f;
     }
+    __device__ __forceinline__ float from_last(bool is_slow) const {
+        float product = 1.f;
+        if (is_slow)
+#pragma unroll
+            for (int i = kHalf; i < kTokens; ++i) product *= x.decay[i];
+        return is_slow ? reciprocal_fast(product) : 1.f;
+    }
+    // Token i of what split() has of the state after the chunk; returns the key times `factor`, which becomes that of the token
+    // before.
+    __device__ __forceinline__ float add_later(int i, float& factor, float later, float& sum) const {
+        const float key = factor * key_at(i), to_key = later * shared.factors.beta[first() + i] * product(2, i);
+        product(2, i) = to_key;
+        sum = fmaf(key, to_key, sum);
+        factor *= x.decay[i];
+        return key;
+    }
+
+    // All pairs within the quarter, in fp32; and what is from outside.
+    __device__ __forceinline__ void finish_any(KdaChannelGradients& gradients) {
+        const KdaTokenGradients& pairs = shared.blocks[quarter];
+        const auto product = [this](int which, int i) -> float& { return this->product(which, i); };
+        load<kHalf>(x.query, shared.query, shared.factors.query_norm);
+        gradients.start(x, pairs);
+        find_place();
+        load<0>(x.query, shared.query, shared.factors.query_norm);
+        gradients.add_states(x, 1.f, after(), [&](float) { return before(); }, product, [](int) { return 1.f; });
+        gradients.add_rest(x, pairs, product, [&](int i, float gradient) { product(0, i) = gradient; });
+    }
+    // The products have pairs within the quarter. A gate has those of its later tokens as rows, less those that are columns
+    // too: in place of the latter all less those of its earlier tokens.
+    __device__ __forceinline__ void finish_slow(KdaChannelGradients& gradients) {
+        const KdaTokenGradients& pairs = shared.blocks[quarter];
+        load<0>(x.query, shared.query, shared.factors.query_norm);
+        load<kHalf>(x.query, shared.query, shared.factors.query_norm);
+        float factor = to_first(true);
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            factor *= x.decay[i];
+            gradients.query[i] = factor * product(0, i);
+            gradients.key[i] = -factor * product(1, i);
+            gradients.decay[i] = fmaf(x.query[i], gradients.query[i], x.key[i] * gradients.key[i]);
+        }
+        float later = after();
+        factor = from_last(true);
+#pragma unroll
+        for (int i = kTokens - 1; i >= 0; --i) {
+            gradients.decay[i] = later += gradients.decay[i];
+            const float to_key = factor * product(2, i);
+            gradients.key[i] += to_key;
+            product(2, i) = x.key[i] * to_key;
+            factor *= x.decay[i];
+        }
+        float earlier = before() - shared.products.within[quarter][x.channel];
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            product(0, i) = gradients.decay[i] + earlier;
+            earlier += product(2, i);
+            const float own = pairs.at[i][i].query;
+            gradients.query[i] = fmaf(own, x.key[i], gradients.query[i]);
+            gradients.key[i] = fmaf(own, x.query[i], gradients.key[i]);
+        }
+    }
+
+    // The thread's element of its token i.
     __device__ __forceinline__ unsigned short& at(SwizzledTile (&tiles)[kKdaTiles], int i) const {
-        return *reinterpret_cast<unsigned short*>(tiles[x.channel / kTileElements].bytes + offset(first(), i));
-    }
-    __device__ __forceinline__ void put(const KdaHalfRows& rows, int row, int i, float value) const {
-        auto* const to = const_cast<unsigned char*>(rows.bytes[x.channel / kTileElements]) + offset(row, i);
-        *reinterpret_cast<unsigned short*>(to) = rounded_bits(value, kIo);
-    }
-    // 0 past the end, where the tiles have others'.
-    __device__ __forceinline__ float element(SwizzledTile (&tiles)[kKdaTiles], int i, float norm) const {
-        return first() + i < shared.place.tokens ? norm * to_float(at(tiles, i), kIo) : 0.f;
+        return *reinterpret_cast<unsigned short*>(tiles[0].bytes + (element ^ i % 8 << 4) + i * 128);
     }
     __device__ __forceinline__ float key_at(int i) const {
-        return element(shared.key, i, shared.factors.key_norm[first() + i]);
+        return shared.factors.key_norm[first() + i] * to_float(at(shared.key, i), kIo);
     }
     __device__ __forceinline__ float query_at(int i) const {
-        return element(shared.query, i, shared.factors.query_norm[first() + i]);
+        return shared.factors.query_norm[first() + i] * to_float(at(shared.query, i), kIo);
     }
     // Half of the tokens.
     template <int kFirst>
     __device__ __forceinline__ void load(float (&to)[kTokens], SwizzledTile (&tiles)[kKdaTiles],
                                          const float (&norms)[kChunk]) const {
 #pragma unroll
-        for (int i = kFirst; i < kFirst + kTokens / 2; ++i) to[i] = element(tiles, i, norms[first() + i]);
+        for (int i = kFirst; i < kFirst + kHalf; ++i) to[i] = norms[first() + i] * to_float(at(tiles, i), kIo);
     }
     // Terms of the quarter's gates that other quarters' tokens have.
     __device__ __forceinline__ float after() const {
-        float sum = quarter == 2 ? shared.carried.far_upper[x.channel] : 0.f;
+        const auto& carried = shared.carried;
+        float sum = quarter == 2 ? carried.over_third[x.channel] : 0.f;
 #pragma unroll
         for (int i = 1; i < kQuarters; ++i)
-            if (i > quarter) sum += shared.carried.earlier[i][x.channel];
+            if (i > quarter) sum += carried.earlier[i - 1][x.channel];
         return sum;
     }
-    __device__ __forceinline__ float before(float state_product) const {
+    __device__ __forceinline__ float before() const {
+        const auto& carried = shared.carried;
         const float decay = shared.factors.decay[x.channel];
-        float sum = decay == 0.f ? 0.f : decay * state_product;
-        if (quarter == 1) sum += shared.carried.far_lower[x.channel];
+        float sum = decay == 0.f ? 0.f : decay * carried.state[x.channel];
+        if (quarter == 1) sum += carried.over_second[x.channel];
 #pragma unroll
         for (int i = 0; i < kQuarters - 1; ++i)
-            if (i < quarter) sum += shared.carried.later[i][x.channel];
+            if (i < quarter) sum += carried.later[i][x.channel];
         return sum;
     }
     __device__ __forceinline__ void store_gate_gradients() const {

@@ -101,8 +101,8 @@ struct KdaValueProducts : Lane {
 #pragma unroll
             for (int n = 0; n < kKdaHeadK / 8; ++n) {
                 const int i = 4 * n + 2 * half;
-                *reinterpret_cast<float2*>(&to.at(row(half), 8 * n + 2 * t)) = {exists ? sums[i] : 0.f,
-                                                                                exists ? sums[i + 1] : 0.f};
+                *reinterpret_cast<float2*>(&to.values[row(half)][8 * n + 2 * t]) = {exists ? sums[i] : 0.f,
+                                                                                    exists ? sums[i + 1] : 0.f};
             }
         }
     }
@@ -160,20 +160,24 @@ struct KdaValueProducts : Lane {
             }
         }
     }
-    __device__ __forceinline__ void store(SwizzledTile (&to)[2], const Products& products) const {
-        const unsigned first = tile_row(to[0].bytes, 16 * warp + lane % 16);
+    __device__ __forceinline__ void store(KdaTokenPairs (&to)[2], const Products& products) const {
+        const unsigned first = tile_row(to[0].bytes, KdaTokenPairs::row_of(warp) + lane % 16);
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
+            if (n / 2 > warp) break;
             unsigned rounded[4], residual[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float x = products[4 * n + 2 * i], next = products[4 * n + 2 * i + 1];
+                float x = products[4 * n + 2 * i], next = products[4 * n + 2 * i + 1];
+                const int ahead = row(i % 2) - (8 * n + 8 * (i / 2) + 2 * t);
+                if (ahead == 0) x = 0.f;
+                if (ahead == 1) next = 0.f;
                 rounded[i] = pack<kIo>(x, next);
                 residual[i] = pack_residual<kIo>(x, next, rounded[i]);
             }
-            const unsigned at = row_vector(first, n + lane / 16);
+            const unsigned at = row_vector(first, KdaTokenPairs::column_of(warp, n / 2) / 8 + lane / 16);
             stmatrix_x4(at, rounded[0], rounded[1], rounded[2], rounded[3]);
-            stmatrix_x4(at + sizeof(SwizzledTile), residual[0], residual[1], residual[2], residual[3]);
+            stmatrix_x4(at + sizeof(KdaTokenPairs), residual[0], residual[1], residual[2], residual[3]);
         }
     }
 };
