@@ -18,6 +18,8 @@ from gdn_cuda import chunked_forward
 
 BF16, FP16 = torch.bfloat16, torch.float16
 BOUND, CANCELLING = 6e-3, 8e-3  # keys that repeat, and beta to 2
+# Of betas by chunks of 64 tokens: products of rows that have been rounded three times on their way, as E, dV' and dV.
+BETA = 1e-2
 SHAPE = GradientCase(lengths=(70,), heads=(1, 2))
 EQUAL = replace(SHAPE, lengths=(65,), heads=(2, 2))
 GATES = ("none", "edge", "bounded", "heavy", "strong", "channel reset", "token reset")
@@ -77,10 +79,11 @@ def check(device: Device, case: ChannelCase, seed: int, dtype: torch.dtype = BF1
     bound = factor * (CANCELLING if case.shape.keys != "random" or case.shape.options == OPTIONS else BOUND)
     for name, gradient in found.items():
         by_head = {"value": -2, "beta": -1, "gate": -2, "state": 1}.get(name)
+        limit = max(bound, factor * BETA) if name == "beta" and case.shape.heads[0] == case.shape.heads[1] else bound
         if gradient.numel() <= FEW:  # their terms may cancel, and are of size 1
-            assert (gradient - wanted[name]).norm() < bound * max(wanted[name].norm(), gradient.numel() ** 0.5), name
+            assert (gradient - wanted[name]).norm() < limit * max(wanted[name].norm(), gradient.numel() ** 0.5), name
             continue
-        assert error(gradient, wanted[name], by_head) < bound, (name, error(gradient, wanted[name], by_head))
+        assert error(gradient, wanted[name], by_head) < limit, (name, error(gradient, wanted[name], by_head))
     if "reset" in case.gates or case.gates == "linear":
         is_reset = x["gate"] == (0 if case.gates == "linear" else -torch.inf)
         assert is_reset.any() and not found["gate"][is_reset].any()
