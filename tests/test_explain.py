@@ -203,7 +203,12 @@ def test_the_backward_of_chunked_forward_is_explained() -> None:
     assert alone == both[:-3]
 
 
-def test_the_backward_with_a_gate_for_every_channel_is_explained() -> None:
+SHORT_CHUNKS = ["gdn/kda_backward_prepare", *2 * ["gdn/kda_backward_states"], "gdn/kda_backward_gradients"]
+WIDE_CHUNKS = ["gdn/kda_prepare", *2 * ["gdn/backward_chain"], "gdn/kda_gradients"]
+
+
+@pytest.mark.parametrize("device, passes", [("a100", SHORT_CHUNKS), ("h100", WIDE_CHUNKS)])
+def test_the_backward_with_a_gate_for_every_channel_is_explained(device: str, passes: list[str]) -> None:
     rows = torch.empty(1, 200, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
     beta = torch.empty(1, 200, 2, device="meta")
 
@@ -211,9 +216,24 @@ def test_the_backward_with_a_gate_for_every_channel_is_explained() -> None:
         out, _ = gdn_cuda.chunked_forward(rows.detach(), rows.detach(), rows.detach(), beta, gate)
         torch.autograd.grad(out.sum(), gate)
 
-    names = [kernel for kernel, _ in launches(explained(step, rows, device="a100"))]
-    chains = 2 * ["gdn/kda_backward_states"]
-    assert names[-4:] == ["gdn/kda_backward_prepare", *chains, "gdn/kda_backward_gradients"]
+    names = [kernel for kernel, _ in launches(explained(step, rows, device=device))]
+    assert names[-4:] == passes
+
+
+@pytest.mark.parametrize("heads, dk, dv", [((1, 2), 64, 64), ((2, 2), 136, 64), ((2, 2), 64, 136)])
+def test_the_backward_of_what_wide_chunks_do_not_take_is_by_short_ones(heads: tuple[int, int], dk: int, dv: int) -> None:
+    rows, value, gate = (
+        torch.empty(1, 200, *sizes, dtype=torch.bfloat16, device="meta")
+        for sizes in ((heads[0], dk), (heads[1], dv), (heads[1], dk))
+    )
+    beta = torch.empty(1, 200, heads[1], device="meta")
+
+    def step(gate: torch.Tensor) -> None:
+        out, _ = gdn_cuda.chunked_forward(rows, rows, value, beta, gate)
+        torch.autograd.grad(out.sum(), gate)
+
+    names = [kernel for kernel, _ in launches(explained(step, gate.requires_grad_(), device="h100"))]
+    assert names[-4:] == SHORT_CHUNKS
 
 
 def test_segments_are_explained() -> None:
@@ -227,7 +247,8 @@ def test_segments_are_explained() -> None:
     assert "sequences are not split into segments" in str(whole)
 
 
-def test_segments_of_the_backward_of_long_sequences_are_explained() -> None:
+def backward_of_long_sequences(device: str) -> list[Explanation]:
+    """Of values and gates, and of values alone."""
     rows = torch.empty(1, 20000, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
     beta = torch.empty(1, 20000, 2, device="meta")
 
@@ -235,7 +256,18 @@ def test_segments_of_the_backward_of_long_sequences_are_explained() -> None:
         out, _ = gdn_cuda.chunked_forward(rows.detach(), rows.detach(), value, beta, gate)
         torch.autograd.grad(out.sum(), [x for x in (value, gate) if x.requires_grad])
 
-    both, alone = (explained(step, rows, gate, device="h100") for gate in (rows, rows.detach()))
+    return [explained(step, rows, gate, device=device) for gate in (rows, rows.detach())]
+
+
+def test_segments_of_wide_chunks_are_explained() -> None:
+    both, alone = ([kernel for kernel, _ in launches(each)] for each in backward_of_long_sequences("h100"))
+    chains = 2 * ["gdn/backward_chain"]
+    assert both[-7:] == ["gdn/kda_prepare", *chains, "gdn/backward_links", *chains, "gdn/kda_gradients"]
+    assert alone[-4:] == ["gdn/kda_prepare", chains[0], "gdn/backward_links", chains[0]]
+
+
+def test_segments_of_the_backward_of_long_sequences_are_explained() -> None:
+    both, alone = backward_of_long_sequences("a100")
     chains, folds = 2 * ["gdn/kda_backward_states"], 2 * ["gdn/fold_states"]
     names = [kernel for kernel, _ in launches(both)]
     assert names[-8:] == ["gdn/kda_backward_prepare", *chains, *folds, *chains, "gdn/kda_backward_gradients"]

@@ -60,9 +60,9 @@ HOSTILE_OFFSETS = (
 HOSTILE_INDICES = [2**63 - 1, -(2**63), 2**32, 1]
 
 
-def hostile(dk: int, dv: int) -> Iterator[dict[str, Tensor]]:
+def hostile(dk: int, dv: int, **options: Any) -> Iterator[dict[str, Tensor]]:
     for offsets in HOSTILE_OFFSETS:
-        yield packed(dk, dv) | {"cu_seqlens": torch.tensor(offsets, device="cuda")}
+        yield packed(dk, dv, **options) | {"cu_seqlens": torch.tensor(offsets, device="cuda")}
 
 
 def summarize(x: dict[str, Tensor]) -> None:
@@ -240,25 +240,41 @@ def backward() -> None:
                 torch.autograd.grad(results, list(leaves.values()), [torch.ones_like(y) for y in results])
 
 
-@sanitizes("kda_backward_prepare", "kda_backward_states", "kda_backward_gradients", "kda_gradients")
+def channel_backward(x: dict[str, Tensor]) -> None:
+    """Gates in every form."""
+    heads, tokens, dk = x["value"].shape[-2], x["value"].shape[:-1], x["key"].shape[-1]
+    gates = x | {"gate": -draw(*tokens, dk).abs()}
+    raw = gates | {"dt_bias": draw(heads, dk), "beta_is_logit": True, "use_qk_l2norm": True}
+    bounded = raw | {"A_log": draw(heads), "lower_bound": -5.0, "gate": draw(*tokens, dk, dtype=torch.bfloat16)}
+    for call, names in (
+        (gates, ("query", "state")),
+        (raw | {"A_log": draw(heads)}, ("gate", "A_log")),
+        (bounded, ("key", "dt_bias")),
+        (gates | {"gate": gates["gate"].exp(), "gate_is_linear": True}, ("gate", "beta")),
+        (gates, ("value",)),
+    ):
+        leaves = {name: call[name].clone().requires_grad_() for name in names}
+        results = gdn_cuda.chunked_forward(**(call | leaves))
+        torch.autograd.grad(results, list(leaves.values()), [torch.ones_like(y) for y in results])
+
+
+@sanitizes("kda_backward_prepare", "kda_backward_states", "kda_backward_gradients")
 def kda_backward() -> None:
-    """Packed sequences with right and invalid offsets, gates in every form, and key heads that share value heads."""
+    """Packed sequences with right and invalid offsets, and key heads that share value heads."""
     for dk, dv in ((64, 72), (128, 128), (256, 40)):
         for x in (padded(dk, dv, 150), packed(dk, dv), *hostile(dk, dv)):
-            heads, tokens = x["value"].shape[-2], x["value"].shape[:-1]
-            gates = x | {"gate": -draw(*tokens, dk).abs()}
-            raw = gates | {"dt_bias": draw(heads, dk), "beta_is_logit": True, "use_qk_l2norm": True}
-            bounded = raw | {"A_log": draw(heads), "lower_bound": -5.0, "gate": draw(*tokens, dk, dtype=torch.bfloat16)}
-            for call, names in (
-                (gates, ("query", "state")),
-                (raw | {"A_log": draw(heads)}, ("gate", "A_log")),
-                (bounded, ("key", "dt_bias")),
-                (gates | {"gate": gates["gate"].exp(), "gate_is_linear": True}, ("gate", "beta")),
-                (gates, ("value",)),
-            ):
-                leaves = {name: call[name].clone().requires_grad_() for name in names}
-                results = gdn_cuda.chunked_forward(**(call | leaves))
-                torch.autograd.grad(results, list(leaves.values()), [torch.ones_like(y) for y in results])
+            channel_backward(x)
+
+
+@sanitizes("kda_gradients")
+def kda_wide_backward() -> None:
+    """The same with as many key heads as value heads, by chunks of 64 tokens: gdn/kda_prepare and gdn/backward_chain for
+    it too."""
+    equal = {"Hk": 2, "Hv": 2}
+    for dk, dv in ((64, 72), (128, 128), (40, 8)):
+        split = padded(dk, dv, 1300, B=1, **equal)  # chains of few heads, along time
+        for x in (padded(dk, dv, 150, **equal), split, packed(dk, dv, **equal), *hostile(dk, dv, **equal)):
+            channel_backward(x)
 
 
 @sanitizes("chunk_cumsum", "mn_major", "compute_u_w", "seq_state_update", "compute_o")

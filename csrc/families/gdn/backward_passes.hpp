@@ -153,11 +153,8 @@ struct BackwardPasses {
         forward.initial =
             from_head(part.token > 0 ? checkpoints.at(part.token / checkpoints.interval - 1) : initial, part.head);
         forward.last = {};
-        return {backward,
-                forward,
-                by_channel() ? BackwardGradientsArgs{} : gradients_of(part, each, handover),
-                by_channel() ? channel_gradients_of(part, each, handover) : KdaGradientsCall{},
-                checkpoints.segments(part)};
+        return {backward, forward, by_channel() ? BackwardGradientsArgs{} : gradients_of(part, each, handover),
+                by_channel() ? channel_gradients_of(part, each, handover) : KdaGradientsCall{}, checkpoints.segments(part)};
     }
     // Whether Hopper's kernels take rows of these sizes. GDN_PREFILL is their variable too, as of all of chunked_forward.
     static bool takes(const GdnCall& call, const Target& target) {
@@ -259,8 +256,8 @@ struct BackwardPasses {
         constexpr i64 kGiB = i64{1} << 30;
         return by_channel() && jit::device_traits(target.ordinal).memory_bytes >= 16 * 4 * kGiB ? 4 * kGiB : kGiB;
     }
-    // Everything, part after part within `given` bytes, or default_workspace: all heads of as many tokens as fit, from one checkpoint to
-    // another; as many key heads as fit where those are too many or there are no checkpoints.
+    // Everything, part after part within `given` bytes, or default_workspace: all heads of as many tokens as fit, from one
+    // checkpoint to another; as many key heads as fit where those are too many or there are no checkpoints.
     void run(const Checks& check, const Sequences& sequences, std::optional<i64> given, const Tensor& like,
              const Target& target) const {
         const bool on_hopper = hopper(target);
@@ -330,7 +327,8 @@ struct BackwardPasses {
                 .scale = call.scale,
                 .qk_norm = call.qk_norm};
     }
-    KdaGradientsCall channel_gradients_of(const BackwardPart& part, const GdnCall& each, const BackwardHandover& handover) const {
+    KdaGradientsCall channel_gradients_of(const BackwardPart& part, const GdnCall& each,
+                                          const BackwardHandover& handover) const {
         const auto part_of_rows = [&](const Rows& rows) { return from(rows, part.head, part.token); };
         const i64 first_scalar = part.head + part.token * call.heads, row = i64{call.heads} * call.dk,
                   first_row = part.token / kChunk * call.sequences;  // parts of a call are whole chunks of padded sequences

@@ -363,7 +363,9 @@ Gradients run_by_channel_kernels(PreparedRule& prepared, const GatedDeltaRuleBac
     const auto sum_of = [&](int64_t which) { return math::sum(torch::stable::select(sums, 0, which), 0); };
     return {all ? tensors.query : absent,
             all ? tensors.key : absent,
-            tensors.wanted == WantedGradients::state ? absent : all || !wide ? tensors.value : without_unwritten(tensors.value, forward),
+            tensors.wanted == WantedGradients::state ? absent
+            : all || !wide                           ? tensors.value
+                                                     : without_unwritten(tensors.value, forward),
             to_beta,
             to_gate,
             forward.state ? *without_absent(tensors.state, forward) : absent,
