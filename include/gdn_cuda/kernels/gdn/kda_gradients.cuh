@@ -53,7 +53,7 @@ struct KdaGradientsBlock {
         __syncthreads();
         const KdaQuarterPairs<kIo> pairs(shared, is_slow);
         pairs.add(false);
-        if (shared.factors.cancels != 0) [[unlikely]] {
+        if (__shfl_sync(0xffffffffu, shared.factors.cancels, 0) != 0) [[unlikely]] {  // warp-uniform for the compiler
             __syncthreads();
             quarter.store_key_residuals(is_slow);
             __syncthreads();
@@ -134,9 +134,12 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) kda_gradients(const __gr
         shared.place = place;
         barrier(shared.full).init(1);
         cutlass::arch::fence_barrier_init();
-        start_kda_gradient_loads(shared, args, place, static_cast<int>(blockIdx.y), blockIdx.x);
     }
     __syncthreads();
+    // The last warp: others start their loads of gates in the meantime.
+    if (threadIdx.x == kConfig.threads() - 32)
+        start_kda_gradient_loads(shared, args, shared.place, static_cast<int>(blockIdx.y), blockIdx.x);
+    __syncwarp();
     KdaGradientsBlock<kConfig.io>{shared, args.call}.run();
 }
 

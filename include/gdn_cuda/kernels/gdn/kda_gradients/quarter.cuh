@@ -87,11 +87,13 @@ struct KdaQuarter {
             if (i > quarter) later *= total;
         }
         const float query_earlier = call().scale * earlier;
+        const Factors key_norms(&shared.factors.key_norm[first()]), query_norms(&shared.factors.query_norm[first()]);
         float factor = to_first(is_slow), sum = 0.f;
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             factor *= x.decay[i];
-            const float query = factor * query_at(i), key = factor * key_at(i);
+            const float query = factor * (query_norms[i] * raw(shared.query, i)),
+                        key = factor * (key_norms[i] * raw(shared.key, i));
             const float to_query = query_earlier * product(0, i), to_key = earlier * product(1, i);
             product(0, i) = to_query;
             product(1, i) = to_key;
@@ -101,13 +103,22 @@ struct KdaQuarter {
             at(operands.key, i) = static_cast<unsigned short>(pair >> 16);
         }
         if (quarter > 0) shared.carried.earlier[quarter - 1][x.channel] = sum;
+        const Factors betas(&shared.factors.beta[first()]);
         factor = from_last(is_slow), sum = 0.f;
+        float keys[kTokens];
 #pragma unroll
-        for (int i = kTokens - 1; i > 0; i -= 2) {
-            const float key = add_later(i, factor, later, sum), before = add_later(i - 1, factor, later, sum);
-            const unsigned pair = pack<kIo>(key, before);
+        for (int i = kTokens - 1; i >= 0; --i) {
+            const float to_key = later * betas[i] * product(2, i);
+            keys[i] = factor * (key_norms[i] * raw(shared.key, i));
+            product(2, i) = to_key;
+            sum = fmaf(keys[i], to_key, sum);
+            factor *= x.decay[i];
+        }
+#pragma unroll
+        for (int i = 0; i < kTokens; i += 2) {
+            const unsigned pair = pack<kIo>(keys[i], keys[i + 1]);
             at(operands.earlier_key, i) = static_cast<unsigned short>(pair);
-            at(operands.earlier_key, i - 1) = static_cast<unsigned short>(pair >> 16);
+            at(operands.earlier_key, i + 1) = static_cast<unsigned short>(pair >> 16);
         }
         if (quarter < kQuarters - 1) shared.carried.later[quarter][x.channel] = sum;
     }
@@ -117,7 +128,8 @@ struct KdaQuarter {
 #pragma unroll
         for (int i = kTokens - 1; i >= 0; --i) {
             auto& to = at(shared.operands.earlier_key, i);
-            to = rounded_bits(factor * key_at(i) - to_float(to, kIo), kIo);
+            const float key = factor * (shared.factors.key_norm[first() + i] * raw(shared.key, i));
+            to = rounded_bits(key - to_float(to, kIo), kIo);
             factor *= x.decay[i];
         }
     }
@@ -162,16 +174,6 @@ struct KdaQuarter {
             for (int i = kHalf; i < kTokens; ++i) product *= x.decay[i];
         return is_slow ? reciprocal_fast(product) : 1.f;
     }
-    // Token i of what split() has of the state after the chunk; returns the key times `factor`, which becomes that of the token
-    // before.
-    __device__ __forceinline__ float add_later(int i, float& factor, float later, float& sum) const {
-        const float key = factor * key_at(i), to_key = later * shared.factors.beta[first() + i] * product(2, i);
-        product(2, i) = to_key;
-        sum = fmaf(key, to_key, sum);
-        factor *= x.decay[i];
-        return key;
-    }
-
     // All pairs within the quarter, in fp32; and what is from outside.
     __device__ __forceinline__ void finish_any(KdaChannelGradients& gradients) {
         const KdaTokenGradients& pairs = shared.blocks[quarter];
@@ -218,22 +220,36 @@ struct KdaQuarter {
         }
     }
 
+    // The same factor of the quarter's tokens, four at a time.
+    struct Factors {
+        float4 fours[kTokens / 4];
+
+        __device__ __forceinline__ explicit Factors(const float* from) {
+#pragma unroll
+            for (int i = 0; i < kTokens / 4; ++i) fours[i] = reinterpret_cast<const float4*>(from)[i];
+        }
+        __device__ __forceinline__ float operator[](int i) const {
+            const float4& four = fours[i / 4];
+            return i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
+        }
+    };
     // The thread's element of its token i.
     __device__ __forceinline__ unsigned short& at(SwizzledTile (&tiles)[kKdaTiles], int i) const {
         return *reinterpret_cast<unsigned short*>(tiles[0].bytes + (element ^ i % 8 << 4) + i * 128);
     }
-    __device__ __forceinline__ float key_at(int i) const {
-        return shared.factors.key_norm[first() + i] * to_float(at(shared.key, i), kIo);
-    }
-    __device__ __forceinline__ float query_at(int i) const {
-        return shared.factors.query_norm[first() + i] * to_float(at(shared.query, i), kIo);
-    }
+    __device__ __forceinline__ float raw(SwizzledTile (&tiles)[kKdaTiles], int i) const { return to_float(at(tiles, i), kIo); }
     // Half of the tokens.
     template <int kFirst>
     __device__ __forceinline__ void load(float (&to)[kTokens], SwizzledTile (&tiles)[kKdaTiles],
                                          const float (&norms)[kChunk]) const {
 #pragma unroll
-        for (int i = kFirst; i < kFirst + kHalf; ++i) to[i] = norms[first() + i] * to_float(at(tiles, i), kIo);
+        for (int i = kFirst; i < kFirst + kHalf; i += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(&norms[first() + i]);
+            to[i] = four.x * raw(tiles, i);
+            to[i + 1] = four.y * raw(tiles, i + 1);
+            to[i + 2] = four.z * raw(tiles, i + 2);
+            to[i + 3] = four.w * raw(tiles, i + 3);
+        }
     }
     // Terms of the quarter's gates that other quarters' tokens have.
     __device__ __forceinline__ float after() const {

@@ -15,6 +15,7 @@ template <DType kIo>
 struct KdaValueProducts : Lane {
     using Columns = float[kKdaHeadK / 2];
     using Products = float[kChunk / 2];
+    using Block = float[8];  // a warp's, of 16 tokens
 
     enum Group { kByOutput, kByValue, kByError, kTokens };
 
@@ -124,61 +125,65 @@ struct KdaValueProducts : Lane {
         warpgroup_fence_operand(by_value);
         NamedBarrier::sync(KdaGradientsConfig::threads(), kInputsRead);
         find_lane();
-        scale(by_output, by_value);
-        store_blocks(by_output, by_value);
-        store(shared.products.queries, by_output);
-        store(shared.products.keys, by_value);
-    }
-    // In place: dP from dO R^T, and U from dV R^T, whose diagonal is kept; zeros above the diagonal and past the end.
-    __device__ __forceinline__ void scale(Products& by_output, Products& by_value) const {
-        const float scale = args.call.scale;
-        const int count = shared.place.tokens;
+        // A warp has the rows of a quarter, and so no pair with tokens of later ones.
 #pragma unroll
-        for (int n = 0; n < 8; ++n) {
-            const float2 betas = pair_at(&shared.factors.beta[8 * n + 2 * t]);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int at = row(i / 2), ahead = at - (8 * n + 2 * t + i % 2);
-                const float beta = i % 2 == 0 ? betas.x : betas.y;
-                float &output = by_output[4 * n + i], &value = by_value[4 * n + i];
-                if (ahead == 0) shared.own[at] = value;
-                output = ahead >= 0 && at < count ? scale * beta * output : 0.f;
-                value = ahead > 0 && at < count ? -beta * value : 0.f;
-            }
+        for (int block = 0; block < KdaGradientsPlan::kQuarters; ++block) {
+            if (block > warp) break;
+            store_pairs(reinterpret_cast<Block&>(by_output[8 * block]), reinterpret_cast<Block&>(by_value[8 * block]), block);
         }
     }
-    __device__ __forceinline__ void store_blocks(const Products& by_output, const Products& by_value) const {
-        auto& block = shared.blocks[warp];
+    // dP from dO R^T, and U from dV R^T, whose diagonal is kept; zeros above the diagonal and past the end.
+    __device__ __forceinline__ void store_pairs(Block& output, Block& value, int block) const {
+        const float4 betas[2] = {beta_pair(block, 0), beta_pair(block, 1)};
+        if (block < warp) {
 #pragma unroll
-        for (int n = 0; n < 8; ++n) {
-            if (n / 2 != warp) continue;
+            for (int i = 0; i < 8; ++i) {
+                output[i] *= i % 2 == 0 ? betas[i / 4].x : betas[i / 4].y;
+                value[i] *= i % 2 == 0 ? betas[i / 4].z : betas[i / 4].w;
+            }
+        } else {
+            auto& pairs = shared.blocks[warp];
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int i = 4 * n + 2 * half;
-                *reinterpret_cast<float4*>(&block.at[g + 8 * half][n % 2 * 8 + 2 * t]) = {by_output[i], by_value[i],
-                                                                                          by_output[i + 1], by_value[i + 1]};
+            for (int i = 0; i < 8; i += 2) {
+                const int at = g + 8 * (i % 4 / 2), column = i / 4 * 8 + 2 * t;
+                if (at == column) shared.own[16 * warp + at] = value[i];
+                if (at == column + 1) shared.own[16 * warp + at] = value[i + 1];
+                const float4& beta = betas[i / 4];
+                float4 four{output[i] * beta.x, value[i] * beta.z, output[i + 1] * beta.y, value[i + 1] * beta.w};
+                if (at < column) four.x = 0.f;
+                if (at <= column) four.y = four.z = 0.f;
+                if (at <= column + 1) four.w = 0.f;
+                if (16 * warp + at >= shared.place.tokens) four = {};
+                *reinterpret_cast<float4*>(&pairs.at[at][column]) = four;
+                output[i] = at == column ? 0.f : four.x;
+                value[i] = four.y;
+                output[i + 1] = at == column + 1 ? 0.f : four.z;
+                value[i + 1] = four.w;
             }
         }
+        if (shared.place.tokens < kChunk) [[unlikely]]
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                if (row(i % 4 / 2) >= shared.place.tokens) output[i] = value[i] = 0.f;
+        const unsigned at = row_vector(tile_row(shared.products.queries[0].bytes, KdaTokenPairs::row_of(warp) + lane % 16),
+                                       KdaTokenPairs::column_of(warp, block) / 8 + lane / 16);
+        store(at, output);
+        store(at + 2 * sizeof(KdaTokenPairs), value);  // keys are after queries
     }
-    __device__ __forceinline__ void store(KdaTokenPairs (&to)[2], const Products& products) const {
-        const unsigned first = tile_row(to[0].bytes, KdaTokenPairs::row_of(warp) + lane % 16);
+    // The factors of dP and of U for the lane's two columns.
+    __device__ __forceinline__ float4 beta_pair(int block, int half) const {
+        const float2 beta = pair_at(&shared.factors.beta[16 * block + 8 * half + 2 * t]);
+        return {args.call.scale * beta.x, args.call.scale * beta.y, -beta.x, -beta.y};
+    }
+    __device__ __forceinline__ static void store(unsigned at, const Block& x) {
+        unsigned rounded[4], residual[4];
 #pragma unroll
-        for (int n = 0; n < 8; n += 2) {
-            if (n / 2 > warp) break;
-            unsigned rounded[4], residual[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                float x = products[4 * n + 2 * i], next = products[4 * n + 2 * i + 1];
-                const int ahead = row(i % 2) - (8 * n + 8 * (i / 2) + 2 * t);
-                if (ahead == 0) x = 0.f;
-                if (ahead == 1) next = 0.f;
-                rounded[i] = pack<kIo>(x, next);
-                residual[i] = pack_residual<kIo>(x, next, rounded[i]);
-            }
-            const unsigned at = row_vector(first, KdaTokenPairs::column_of(warp, n / 2) / 8 + lane / 16);
-            stmatrix_x4(at, rounded[0], rounded[1], rounded[2], rounded[3]);
-            stmatrix_x4(at + sizeof(KdaTokenPairs), residual[0], residual[1], residual[2], residual[3]);
+        for (int i = 0; i < 4; ++i) {
+            rounded[i] = pack<kIo>(x[2 * i], x[2 * i + 1]);
+            residual[i] = pack_residual<kIo>(x[2 * i], x[2 * i + 1], rounded[i]);
         }
+        stmatrix_x4(at, rounded[0], rounded[1], rounded[2], rounded[3]);
+        stmatrix_x4(at + sizeof(KdaTokenPairs), residual[0], residual[1], residual[2], residual[3]);
     }
 };
 
