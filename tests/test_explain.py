@@ -247,17 +247,15 @@ def test_segments_are_explained() -> None:
     assert "sequences are not split into segments" in str(whole)
 
 
-@pytest.mark.parametrize("device, groups", [("h200", 1), ("h100", 1), ("a100", 3)])
-def test_heads_of_long_sequences_that_fit_the_default_workspace(device: str, groups: int) -> None:
-    """4 GiB for chunks of 64 tokens, where those are a sixteenth of the memory, which hold 32 heads; else 1."""
+def test_heads_of_long_sequences_fit_the_default_workspace() -> None:
     rows = torch.empty(1, 32768, 32, 128, dtype=torch.bfloat16, device="meta")
     beta, gate = torch.empty(1, 32768, 32, device="meta"), torch.empty(1, 32768, 32, 128, device="meta", requires_grad=True)
 
     def step(gate: torch.Tensor) -> None:
         torch.autograd.grad(gdn_cuda.chunked_forward(rows, rows, rows, beta, gate)[0].sum(), gate)
 
-    names = [kernel for kernel, _ in launches(explained(step, gate, device=device))]
-    assert sum(name.endswith("_gradients") for name in names) == groups
+    names = [kernel for kernel, _ in launches(explained(step, gate, device="h200"))]
+    assert names[-4:] == WIDE_CHUNKS and names.count("gdn/kda_gradients") == 1
 
 
 def backward_of_long_sequences(device: str) -> list[Explanation]:
