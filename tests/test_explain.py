@@ -247,6 +247,17 @@ def test_segments_are_explained() -> None:
     assert "sequences are not split into segments" in str(whole)
 
 
+def test_heads_of_long_sequences_fit_the_default_workspace() -> None:
+    rows = torch.empty(1, 32768, 32, 128, dtype=torch.bfloat16, device="meta")
+    beta, gate = torch.empty(1, 32768, 32, device="meta"), torch.empty(1, 32768, 32, 128, device="meta", requires_grad=True)
+
+    def step(gate: torch.Tensor) -> None:
+        torch.autograd.grad(gdn_cuda.chunked_forward(rows, rows, rows, beta, gate)[0].sum(), gate)
+
+    names = [kernel for kernel, _ in launches(explained(step, gate, device="h200"))]
+    assert names[-4:] == WIDE_CHUNKS and names.count("gdn/kda_gradients") == 1
+
+
 def backward_of_long_sequences(device: str) -> list[Explanation]:
     """Of values and gates, and of values alone."""
     rows = torch.empty(1, 20000, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)

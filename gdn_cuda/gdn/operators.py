@@ -508,7 +508,8 @@ def chunked_forward(
         state_dtype: fp32, bf16 or fp16, for final_state and checkpoints that are allocated; with a pool None, or its dtype
         checkpoint_every: a multiple of 64, the number of tokens between checkpoints; 0: no checkpoints
         update_state: False, with state_indices: the pool is only read
-        workspace: bytes that the backward may use at a time; None: a GiB, or what one key head needs if that is more
+        workspace: bytes that the backward may use at a time; None: a GiB, or 4 with a gate for every channel on a Hopper
+          with 64 GiB of memory, or what one key head needs if that is more
         forward: "recurrent" computes token by token, in the bits of `recurrent_forward`, and so on a GPU of `fused_decode` with
           an fp32 pool; the backward is the same. For training on numbers that decode has sampled
         deterministic: whether a sequence has the same bits whatever it is batched or packed with

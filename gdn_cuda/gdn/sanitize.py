@@ -268,8 +268,7 @@ def kda_backward() -> None:
 
 @sanitizes("kda_gradients")
 def kda_wide_backward() -> None:
-    """The same with as many key heads as value heads, by chunks of 64 tokens: gdn/kda_prepare and gdn/backward_chain for
-    it too."""
+    """The same with as many key heads as value heads, by chunks of 64 tokens: gdn/kda_prepare and gdn/backward_chain too."""
     equal = {"Hk": 2, "Hv": 2}
     for dk, dv in ((64, 72), (128, 128), (40, 8)):
         split = padded(dk, dv, 1300, B=1, **equal)  # chains of few heads, along time

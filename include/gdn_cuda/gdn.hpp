@@ -115,7 +115,7 @@ struct GDN_HOLDS_TENSORS GatedDeltaRule {
     GateBound bound = {};
     OptionalTensor has_initial_state = {};
     bool recurrent = false;                 // the forward is recurrent_forward's, token by token
-    std::optional<int64_t> workspace = {};  // bytes for the backward at a time; absent: a GiB, or the least it needs
+    std::optional<int64_t> workspace = {};  // bytes for the backward at a time; absent: by the device's memory
 
     GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, deterministic, gates, bound,
                has_initial_state, recurrent, workspace)

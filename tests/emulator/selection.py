@@ -89,6 +89,11 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_prefill_ahead.py::test_state_dtypes[None]": ("gdn/prefill_ahead",),
     "test_kda_chunks.py::test_lengths[65]": ("gdn/kda_prepare", "gdn/kda_own"),
     "test_kda_gradients.py::test_head_dimensions[dtype0-1.0-64-8]": ("gdn/kda_gradients",),
+    "test_channel_gradients.py::test_equal_heads[init-64-2x2x64x64-gates1.0-random-beta1.0-state-last-out]": (
+        "gdn/kda_prepare",
+        "gdn/backward_chain",
+        "gdn/kda_gradients",
+    ),
     "test_kda_segments.py::test_without_states[3]": ("gdn/kda_fold",),
     "test_kda_mma.py::test_lengths[65]": ("gdn/kda_mma",),
     "test_kda_prefill.py::test_windows_of_packed_sequences[3]": ("gdn/kda_order",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -103,6 +104,27 @@ def test_equal_heads(case: ChannelCase, device: Device, seed: int) -> None:
     check(device, case, seed)
 
 
+FEW_HEADS = replace(EQUAL, lengths=(1180,), heads=(1, 1), dv=40)
+
+
+@pytest.mark.parametrize("gates", ["init", "heavy"])
+def test_chains_of_few_heads_are_split_along_time(gates: str, device: Device, seed: int) -> None:
+    with device.kernels() as launched:
+        check(device, ChannelCase(FEW_HEADS, gates), seed)
+        if device.emulate:
+            assert "gdn/backward_links" in {kernel.partition("{")[0] for kernel in launched()}
+
+
+def test_deterministic_gradients_are_the_same_in_every_batch(device: Device, seed: int) -> None:
+    device.skip_above(2000, 3 * FEW_HEADS.lengths[0])
+    x, grads = drawn(ChannelCase(replace(FEW_HEADS, lengths=3 * FEW_HEADS.lengths)), seed, BF16)
+    x["deterministic"] = True
+    alone = {name: y[:1] if isinstance(y, Tensor) else y for name, y in x.items()}
+    first = tuple(None if gradient is None else gradient[:1] for gradient in grads)
+    found, one = found_by_kernels(device, x, grads), found_by_kernels(device, alone, first)
+    assert all(torch.equal(found[name][:1], one[name]) for name in found)
+
+
 @pytest.mark.parametrize("dk, dv", [(40, 72), (64, 64), (96, 192), (128, 128), (192, 8), (256, 72)])
 @pytest.mark.parametrize("dtype, factor", [(BF16, 1.0), (FP16, 0.25)])
 @HEADS
@@ -112,8 +134,10 @@ def test_head_dimensions(
     check(device, ChannelCase(replace(SHAPE, lengths=(40,), dk=dk, dv=dv, heads=heads)), seed, dtype, factor)
 
 
-@pytest.mark.parametrize("gates", ["heavy", "strong", "edge", "bounded"])
-@HEADS
+SMALL = [*product(["heavy", "edge", "bounded"], [(1, 2), (2, 2)]), ("strong", (1, 2))]  # else few are small, by chance
+
+
+@pytest.mark.parametrize("gates, heads", SMALL)
 def test_small_gradients_of_gates_are_right_in_relative_terms(
     gates: str, heads: tuple[int, int], device: Device, seed: int
 ) -> None:

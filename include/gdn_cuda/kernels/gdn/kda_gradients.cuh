@@ -42,7 +42,6 @@ struct KdaGradientsBlock {
     __device__ __forceinline__ void run() const {
         KdaQuarter<kIo> quarter(shared, args);
         quarter.find_decays();
-        barrier(shared.full).wait(0);
         KdaValueProducts<kIo> products(shared, args);
         products.run();
         if (quarter.quarter == 0) shared.carried.state[quarter.x.channel] = products.state_product(quarter.x.channel);
@@ -132,7 +131,8 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) kda_gradients(const __gr
                              .first = found.start + found.first,
                              .tokens = min(kChunk, found.length - found.first)};
         shared.place = place;
-        barrier(shared.full).init(1);
+        barrier(shared.tokens_full).init(1);
+        barrier(shared.states_full).init(1);
         cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
