@@ -49,12 +49,13 @@ struct KdaGradientsBlock {
         KdaValueProducts<kIo> products(shared, args);
         products.run();
         if (quarter.quarter == 0) shared.carried.state[quarter.x.channel] = products.state_product(quarter.x.channel);
-        const bool is_slow = !__syncthreads_or(!quarter.is_slow() || (kIo == DType::f16 && !args.call.qk_norm));
+        const bool is_slow = quarter.is_slow();
+        __syncthreads();
         store_beta_gradients();
         quarter.clear_tail();
         quarter.split(is_slow);
         __syncthreads();
-        const KdaQuarterPairs<kIo> pairs(shared, is_slow);
+        const KdaQuarterPairs<kIo> pairs(shared);
         pairs.add(false);
         if (__shfl_sync(0xffffffffu, shared.factors.cancels, 0) != 0) [[unlikely]] {  // warp-uniform for the compiler
             __syncthreads();

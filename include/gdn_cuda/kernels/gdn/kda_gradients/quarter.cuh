@@ -63,8 +63,13 @@ struct KdaQuarter {
             shared.halves[half][quarter][x.channel] = product;
         }
     }
+    // Whether all decays of the warp's tokens and channels are; kept for all warps of these channels.
     __device__ __forceinline__ bool is_slow() const {
-        return half(0, quarter) >= KdaGradientsConfig::kSlow && half(1, quarter) >= KdaGradientsConfig::kSlow;
+        const bool allowed = kIo == DType::bf16 || call().qk_norm;  // longer keys may exceed fp16's range
+        const bool found = __all_sync(0xffffffffu, allowed && half(0, quarter) >= KdaGradientsConfig::kSlow &&
+                                                       half(1, quarter) >= KdaGradientsConfig::kSlow);
+        if (x.channel % 32 == 0) shared.slow[quarter][x.channel / 32] = found;
+        return found;
     }
     // Tokens past the end, which are others', become 0.
     __device__ __forceinline__ void clear_tail() const {
