@@ -71,14 +71,17 @@ struct KdaQuarter {
         if (x.channel % 32 == 0) shared.slow[quarter][x.channel / 32] = found;
         return found;
     }
-    // Tokens past the end, which are others', become 0.
+    // Tokens past the end, which are others', become 0, and their products.
     __device__ __forceinline__ void clear_tail() const {
         const int tokens = shared.place.tokens - first();
         if (tokens >= kTokens) [[likely]]
             return;
 #pragma unroll
         for (int i = 0; i < kTokens; ++i)
-            if (i >= tokens) at(shared.key, i) = at(shared.query, i) = 0;
+            if (i >= tokens) {
+                at(shared.key, i) = at(shared.query, i) = 0;
+                product(0, i) = product(1, i) = product(2, i) = 0.f;
+            }
     }
     // Puts what the quarter has from the states in place of the products, but for the decays to and from its border; sums for
     // gates of other quarters; and operands of pairs.

@@ -98,11 +98,6 @@ struct KdaValueProducts : Lane {
         NamedBarrier::sync(KdaGradientsConfig::threads(), kInputsRead);
         find_lane();
         auto& to = shared.products.states[group];
-        const int count = shared.place.tokens;
-        if (count < kChunk) [[unlikely]]  // rows past the end are others'
-#pragma unroll
-            for (int i = 0; i < kKdaHeadK / 2; ++i)
-                if (row(i % 4 / 2) >= count) sums[i] = 0.f;
 #pragma unroll
         for (int i = 0; i < kKdaHeadK / 2; i += 2)
             *reinterpret_cast<float2*>(&to.values[row(i % 4 / 2)][i / 4 * 8 + 2 * t]) = {sums[i], sums[i + 1]};
