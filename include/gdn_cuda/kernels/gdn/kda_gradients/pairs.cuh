@@ -22,16 +22,13 @@ struct KdaQuarterPairs : Lane {
     using Right = unsigned[kTiles / 2][4];
 
     KdaGradientsPlan& shared;
-    const bool is_slow;
 
-    __device__ __forceinline__ KdaQuarterPairs(KdaGradientsPlan& shared, bool is_slow) : shared(shared), is_slow(is_slow) {
-        find_lane();
-    }
+    __device__ __forceinline__ explicit KdaQuarterPairs(KdaGradientsPlan& shared) : shared(shared) { find_lane(); }
 
     // residual: only rows, as earlier_key is what rounding has left of the keys.
     __device__ __forceinline__ void add(bool residual) const {
-        if (is_slow || quarter() > 0) add_rows(residual);
-        if (!residual && (is_slow || quarter() < kQuarters - 1)) add_columns();
+        if (quarter() > 0 || is_slow(0)) add_rows(residual);
+        if (!residual && (quarter() < kQuarters - 1 || is_slow(kQuarters - 1))) add_columns();
     }
 
   private:
@@ -77,55 +74,79 @@ struct KdaQuarterPairs : Lane {
 
     __device__ __forceinline__ void add_rows(bool residual) const {
         const auto& operands = shared.operands;
-        const int until = quarter() + is_slow;
         Sums query = {}, key = {};
+        const auto multiply_rows = [&](int other) {
+            Right right;
+            load(right, operands.earlier_key, other);
+            multiply<false>(query, shared.products.queries, quarter(), other, right);
+            multiply<false>(key, shared.products.keys, quarter(), other, right);
+        };
+        const auto pass_rows = [&](const Border& from, const Border& to) {
+            pass(query, from, to);
+            pass(key, from, to);
+        };
 #pragma unroll 1
-        for (int other = 0; other < until; ++other) {
-            if (other > 0) {
-                pass(query, is_slow ? other - 1 : other, other);
-                pass(key, is_slow ? other - 1 : other, other);
-            }
+        for (int other = 0; other < quarter(); ++other) {
+            if (other > 0) pass_rows(after(other - 1), is_slow(other) ? before(other) : whole(other));
             // Sums with the first two quarters cross the third.
             if (quarter() == 3 && other == 2 && !residual)
-                store_sums(shared.carried.over_third, 2, [&](int half, int tile) {
+                store_sums(shared.carried.over_third, after(2), before(3), [&](int half, int tile) {
                     const float2 q = own_pair(operands.query, kKdaTokens * 3 + 8 * half, tile),
                                  k = own_pair(operands.key, kKdaTokens * 3 + 8 * half, tile);
                     const float *const by_query = &query[tile][2 * half], *const by_key = &key[tile][2 * half];
                     return float2{fmaf(q.x, by_query[0], k.x * by_key[0]), fmaf(q.y, by_query[1], k.y * by_key[1])};
                 });
-            Right right;
-            load(right, operands.earlier_key, other);
-            multiply<false>(query, shared.products.queries, quarter(), other, right);
-            multiply<false>(key, shared.products.keys, quarter(), other, right);
+            multiply_rows(other);
+        }
+        if (is_slow(quarter())) {
+            if (quarter() > 0) pass_rows(after(quarter() - 1), before(quarter()));
+            multiply_rows(quarter());
+        } else if (quarter() > 0 && is_slow(quarter() - 1)) {
+            pass_rows(after(quarter() - 1), {});
         }
         add(0, query, 1.f);
         add(1, key, -1.f);
     }
     __device__ __forceinline__ void add_columns() const {
-        const auto& operands = shared.operands;
         Sums key = {};
 #pragma unroll 1
         for (int other = kQuarters - 1; other > quarter(); --other) {
-            if (other < kQuarters - 1) pass(key, other, is_slow ? other + 1 : other);
-            if (quarter() == 0 && other == 1) store_column_sums(shared.carried.over_second, 0, key);
+            if (other < kQuarters - 1) pass(key, before(other + 1), is_slow(other) ? after(other) : whole(other));
+            if (quarter() == 0 && other == 1) store_column_sums(shared.carried.over_second, before(1), after(0), key);
             multiply_columns(key, other);
         }
-        if (is_slow) {
-            pass(key, quarter(), min(quarter() + 1, kQuarters - 1));
+        if (quarter() < kQuarters - 1) pass(key, before(quarter() + 1), after(quarter()));
+        if (is_slow(quarter())) {
             Sums own = {};
             multiply_columns(own, quarter());
-            store_column_sums(shared.products.within[quarter()], -1, own);
+            store_column_sums(shared.products.within[quarter()], {}, {}, own);
 #pragma unroll
             for (int i = 0; i < 4 * kTiles; ++i) key[i / 4][i % 4] += own[i / 4][i % 4];
         }
         add(2, key, 1.f);
     }
-    // Multiplies by the decays of the second half of a quarter and of the first half of the same or the next one.
-    __device__ __forceinline__ void pass(Sums& sums, int second, int first) const {
+
+    // Decays of up to two halves of a quarter, by channel.
+    struct Border {
+        const float *first = nullptr, *second = nullptr;
+
+        __device__ __forceinline__ float2 at(int channel) const {
+            float2 product{1.f, 1.f};
+            if (first != nullptr) product = pair_at(first + channel);
+            if (second == nullptr) return product;
+            const float2 other = pair_at(second + channel);
+            return {product.x * other.x, product.y * other.y};
+        }
+    };
+    __device__ __forceinline__ bool is_slow(int of) const { return shared.slow[of][warp] != 0; }
+    __device__ __forceinline__ Border whole(int of) const { return {shared.halves[0][of], shared.halves[1][of]}; }
+    // From a quarter's start to its border, and from there to its end.
+    __device__ __forceinline__ Border before(int of) const { return {is_slow(of) ? shared.halves[0][of] : nullptr}; }
+    __device__ __forceinline__ Border after(int of) const { return {is_slow(of) ? shared.halves[1][of] : nullptr}; }
+    __device__ __forceinline__ void pass(Sums& sums, const Border& from, const Border& to) const {
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-            const float2 a = pair_at(&shared.halves[1][second][channel(tile)]),
-                         b = pair_at(&shared.halves[0][first][channel(tile)]);
+            const float2 a = from.at(channel(tile)), b = to.at(channel(tile));
 #pragma unroll
             for (int i = 0; i < 4; ++i) sums[tile][i] *= i % 2 == 0 ? a.x * b.x : a.y * b.y;
         }
@@ -140,10 +161,10 @@ struct KdaQuarterPairs : Lane {
                 pair = {fmaf(sign, sums[tile][2 * half], pair.x), fmaf(sign, sums[tile][2 * half + 1], pair.y)};
             }
     }
-    // Sums of terms(half, tile), pairs of channels, over the quarter's tokens; where decays are slow, times those from the
-    // middle of quarter `from` to that of the next one, unless negative.
+    // Sums of terms(half, tile), pairs of channels, over the quarter's tokens, times decays.
     template <class Terms>
-    __device__ __forceinline__ void store_sums(float (&to)[kKdaHeadK], int from, Terms&& terms) const {
+    __device__ __forceinline__ void store_sums(float (&to)[kKdaHeadK], const Border& one, const Border& other,
+                                               Terms&& terms) const {
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
             const float2 first = terms(0, tile), second = terms(1, tile);
@@ -154,16 +175,13 @@ struct KdaQuarterPairs : Lane {
                 sum.y += __shfl_xor_sync(0xffffffffu, sum.y, step);
             }
             if (g > 0) continue;
-            if (is_slow && from >= 0) {
-                const float2 a = pair_at(&shared.halves[1][from][channel(tile)]),
-                             b = pair_at(&shared.halves[0][from + 1][channel(tile)]);
-                sum = {sum.x * (a.x * b.x), sum.y * (a.y * b.y)};
-            }
-            *reinterpret_cast<float2*>(&to[channel(tile)]) = sum;
+            const float2 a = one.at(channel(tile)), b = other.at(channel(tile));
+            *reinterpret_cast<float2*>(&to[channel(tile)]) = {sum.x * (a.x * b.x), sum.y * (a.y * b.y)};
         }
     }
-    __device__ __forceinline__ void store_column_sums(float (&to)[kKdaHeadK], int from, const Sums& key) const {
-        store_sums(to, from, [&](int half, int tile) {
+    __device__ __forceinline__ void store_column_sums(float (&to)[kKdaHeadK], const Border& one, const Border& other,
+                                                      const Sums& key) const {
+        store_sums(to, one, other, [&](int half, int tile) {
             const float2 k = own_pair(shared.operands.earlier_key, kKdaTokens * quarter() + 8 * half, tile);
             return float2{k.x * key[tile][2 * half], k.y * key[tile][2 * half + 1]};
         });

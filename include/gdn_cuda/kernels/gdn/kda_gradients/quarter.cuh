@@ -63,17 +63,25 @@ struct KdaQuarter {
             shared.halves[half][quarter][x.channel] = product;
         }
     }
+    // Whether all decays of the warp's tokens and channels are; kept for all warps of these channels.
     __device__ __forceinline__ bool is_slow() const {
-        return half(0, quarter) >= KdaGradientsConfig::kSlow && half(1, quarter) >= KdaGradientsConfig::kSlow;
+        const bool allowed = kIo == DType::bf16 || call().qk_norm;  // longer keys may exceed fp16's range
+        const bool found = __all_sync(0xffffffffu, allowed && half(0, quarter) >= KdaGradientsConfig::kSlow &&
+                                                       half(1, quarter) >= KdaGradientsConfig::kSlow);
+        if (x.channel % 32 == 0) shared.slow[quarter][x.channel / 32] = found;
+        return found;
     }
-    // Tokens past the end, which are others', become 0.
+    // Tokens past the end, which are others', become 0, and their products.
     __device__ __forceinline__ void clear_tail() const {
         const int tokens = shared.place.tokens - first();
         if (tokens >= kTokens) [[likely]]
             return;
 #pragma unroll
         for (int i = 0; i < kTokens; ++i)
-            if (i >= tokens) at(shared.key, i) = at(shared.query, i) = 0;
+            if (i >= tokens) {
+                at(shared.key, i) = at(shared.query, i) = 0;
+                product(0, i) = product(1, i) = product(2, i) = 0.f;
+            }
     }
     // Puts what the quarter has from the states in place of the products, but for the decays to and from its border; sums for
     // gates of other quarters; and operands of pairs.

@@ -98,17 +98,9 @@ struct KdaValueProducts : Lane {
         NamedBarrier::sync(KdaGradientsConfig::threads(), kInputsRead);
         find_lane();
         auto& to = shared.products.states[group];
-        const int count = shared.place.tokens;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const bool exists = row(half) < count;  // rows past the end are others'
-#pragma unroll
-            for (int n = 0; n < kKdaHeadK / 8; ++n) {
-                const int i = 4 * n + 2 * half;
-                *reinterpret_cast<float2*>(&to.values[row(half)][8 * n + 2 * t]) = {exists ? sums[i] : 0.f,
-                                                                                    exists ? sums[i + 1] : 0.f};
-            }
-        }
+        for (int i = 0; i < kKdaHeadK / 2; i += 2)
+            *reinterpret_cast<float2*>(&to.values[row(i % 4 / 2)][i / 4 * 8 + 2 * t]) = {sums[i], sums[i + 1]};
     }
     __device__ __forceinline__ void multiply_tokens() {
         barrier(shared.tokens_full).wait(0);
