@@ -115,7 +115,9 @@ __device__ __forceinline__ void advance_rows(DecodeLayerSharedPlan<kConfig>& sha
 
     gdn::RowSlice<Io, kLayout, true, true> query, key;
     gdn::TokenScalars scalars;
-    const auto load_query = [&](int t) { query.load(reinterpret_cast<const Io*>(shared.query[t].bytes), lane, kConfig.head_k); };
+    const auto load_query = [&](int t) {
+        query.load(reinterpret_cast<const Io*>(shared.query[t].bytes), lane, kConfig.head_k);
+    };
     const auto load_vectors = [&](int t) {
         load_query(t);
         key.load(reinterpret_cast<const Io*>(shared.key[t].bytes), lane, kConfig.head_k);
