@@ -16,13 +16,13 @@
 //
 // A pair's decay is the product of two, up to and from a border. Between quarters these are at most 1 for any gates. Pairs
 // within a quarter are summed by channel in fp32 (kda_backward/within.cuh): then every term of dg carries the decay across its
-// token, a reset has a gradient of exactly 0, and nothing cancels. Where all decays of the chunk are slow
-// (KdaGradientsConfig::kSlow), warp MMAs sum those too, by reciprocals of decays to the quarter's middle.
+// token, a reset has a gradient of exactly 0, and nothing cancels. Where a warp's decays, of 32 channels, are slow
+// (KdaGradientsConfig::kSlow), its MMAs sum those pairs too, by reciprocals of decays to the quarter's middle.
 //
-// dP and U are used in two 16-bit parts; where entries of T cancel so are R, and keys in dP k.
+// dP and U are used in two 16-bit parts; where entries of T cancel so are R, and keys in dP k and U k.
 //
-// Bound (estimated, no time was measured): latency and instructions, some 65,000 warp instructions a chunk with slow decays,
-// 85,000 with others, one block of 227 KB a multiprocessor. It moves 210 KB a chunk.
+// Bound (estimated, no time was measured): latency and instructions, some 60,000 warp instructions a chunk with slow decays,
+// 80,000 with others, one block of 227 KB a multiprocessor. It moves 210 KB a chunk.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/kda_gradients/loads.cuh>

@@ -17,8 +17,8 @@ struct KdaGradientsConfig {
 
     // A thread has a channel of the key and the tokens of a quarter of the chunk: a quarter is a warpgroup's.
     static constexpr int kQuarters = kChunk / kKdaTokens, kLongestValue = 128, kValueTiles = kLongestValue / kTileElements;
-    // The least product of the decays of half of a quarter whose reciprocal may scale an operand. Gradients of gates are then
-    // differences of sums over a quarter, which are no larger than a few of theirs.
+    // The least product of the decays of half of a quarter whose reciprocal may scale an operand. Gradients of gates then are
+    // differences of sums over a quarter's pairs, so that decays must not be much smaller than 1.
     static constexpr float kSlow = 1.f / 16;
     GDN_HOST_DEVICE static constexpr int threads() { return kQuarters * kKdaHeadK; }
 };
@@ -73,8 +73,8 @@ struct KdaGradientsPlan {
     struct Products {
         // dO S, dV S and R E; then what each quarter's tokens have from outside of it, without decays within it.
         KdaChannelProducts states[3];
-        KdaTokenPairs queries[2],
-            keys[2];  // dP and U, rounded, and the rounding residuals, without pairs of a token and itself
+        // dP and U, rounded, and the rounding residuals, without pairs of a token and itself.
+        KdaTokenPairs queries[2], keys[2];
         float within[kQuarters][kKdaHeadK];  // of pairs within a quarter, where decays are slow
     };
     // Keys and queries times the decays from a border to each token, and keys times those from the token to a border.
@@ -108,7 +108,7 @@ struct KdaGradientsPlan {
     Carried carried;
     float own[kChunk];                              // dV R of a token
     unsigned long long tokens_full, states_full;    // mbarriers: dO, dV, R and factors; all else
-    unsigned char slow[kQuarters][kKdaHeadK / 32];  // whether a warp's decays are
+    unsigned char slow[kQuarters][kKdaHeadK / 32];  // whether decays of 32 channels are
     KdaPlace place;                                 // up to 64 tokens; in shared memory to save registers
 };
 static_assert(sizeof(KdaGradientsPlan) <= 227 * 1024);
