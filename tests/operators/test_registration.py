@@ -39,10 +39,7 @@ COMPOSED = {
 BY_REFERENCE = {"gdn_cuda::gated_delta_rule_backward_reference"}  # what an operator calls for tensors that no kernel takes
 
 INTERNAL = {
-<<<<<<< HEAD
     "gdn_cuda::kda_chain",
-=======
->>>>>>> trgrad
     "gdn_cuda::kda_chunks",
     "gdn_cuda::kda_gradients",
 }  # parts of an operator, for tests and benchmarks of its kernels; no Python function calls them
