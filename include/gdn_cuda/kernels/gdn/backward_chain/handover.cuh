@@ -40,11 +40,12 @@ struct StateDecay<kConfig> {
 #pragma unroll
         for (int n = 0; n < kConfig.head_k / 8; ++n) columns[n] = pair_at(&factors.decay[8 * n + 2 * t]);
     }
+    // Where an element is not finite, products make its row NaN whatever the decay is.
     template <class Owner>
     __device__ __forceinline__ void scale(Owner& own) const {
 #pragma unroll
         for (int i = 0; i < kConfig.head_k / 2; ++i)
-            own.state[i] = decayed(own.state[i], i % 2 == 0 ? columns[i / 4].x : columns[i / 4].y);
+            own.state[i] *= i % 2 == 0 ? columns[i / 4].x : columns[i / 4].y;
     }
 };
 
