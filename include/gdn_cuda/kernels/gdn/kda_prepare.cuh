@@ -30,6 +30,7 @@
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
 #include <gdn_cuda/kernels/common/tma.cuh>
 #include <gdn_cuda/kernels/gdn/kda/elements.cuh>
+#include <gdn_cuda/kernels/gdn/kda/preparing_block.cuh>
 #include <gdn_cuda/kernels/gdn/kda/products.cuh>
 #include <gdn_cuda/kernels/gdn/kda/scores.cuh>
 #include <gdn_cuda/kernels/gdn/kda/window.cuh>
@@ -52,22 +53,24 @@ __device__ __forceinline__ bool find_kda_chunk(const KdaWindowCall& call, int re
     return true;
 }
 
-template <KdaPrepareConfig kConfig>
+template <KdaPrepareConfig kConfig, class Threads = KdaPreparingBlock>
 struct KdaPreparer {
     static constexpr DType kIo = kConfig.io;
-    static constexpr int kInverseBarrier = 1;  // all blocks of A are there, those on the diagonal inverted
+    using Elements = KdaElements<kConfig, Threads>;
+    using Scores = KdaScores<kIo, Threads>;
     static constexpr int kTilesBytes = kKdaTiles * sizeof(SwizzledTile);
 
     KdaPreparePlan& shared;
     const KdaPrepareArgs& args;
+    const Threads threads = {};
 
     __device__ __forceinline__ void start_beta_load(RawGates& raw, const KdaChunk& chunk) const {
-        const int token = min(static_cast<int>(threadIdx.x), chunk.tokens - 1);
+        const int token = min(static_cast<int>(Threads::index()), chunk.tokens - 1);
         raw.load_beta(args.call, scalar_offset(args.call.beta, chunk.sequence, chunk.first + token, chunk.head));
     }
     // Returns whether it is too large.
     __device__ __forceinline__ bool store_beta(const RawGates& raw, const KdaChunk& chunk) const {
-        const int token = static_cast<int>(threadIdx.x);
+        const int token = static_cast<int>(Threads::index());
         if (token >= kChunk) return false;
         const float beta = token < chunk.tokens ? raw.beta_of(args.call, args.call.forms) : 0.f;
         shared.beta[token] = beta;
@@ -93,7 +96,7 @@ struct KdaPreparer {
     }
 
     // Halves of 32 and of 16 tokens.
-    __device__ __forceinline__ void form_large_scores(KdaElements<kConfig>& elements) const {
+    __device__ __forceinline__ void form_large_scores(Elements& elements) const {
         auto& operands = shared.operands;
         const int quarter = elements.quarter;
         elements.refresh();
@@ -110,19 +113,19 @@ struct KdaPreparer {
         } else {
             elements.store_forwards_twice(operands, elements.before(2));
         }
-        __syncthreads();
-        const KdaScores<kIo> scores(shared);
+        threads.sync();
+        const Scores scores(shared);
         scores.multiply_halves_of_32();
         scores.multiply_halves_of_16();
     }
     // Operands of all scores, where decays are slow. They are the record's too.
-    __device__ __forceinline__ void store_scaled_operands(KdaElements<kConfig>& elements) const {
+    __device__ __forceinline__ void store_scaled_operands(Elements& elements) const {
         const bool follows = elements.quarter >= 2;
         elements.refresh();
         elements.store_around_border(shared.operands, follows, follows ? elements.before(2) : elements.after(2));
     }
     // By two: between halves of the chunk, then within them.
-    __device__ __forceinline__ void form_scores_of_halves(KdaElements<kConfig>& elements) const {
+    __device__ __forceinline__ void form_scores_of_halves(Elements& elements) const {
         auto& operands = shared.operands;
         const int quarter = elements.quarter;
         elements.refresh();
@@ -130,54 +133,55 @@ struct KdaPreparer {
             elements.store_forwards(operands.key, operands.query, 16 * (quarter - 2), elements.before(2));
         else
             elements.store_backwards(operands.key, elements.after(2));
-        __syncthreads();
-        KdaScores<kIo>(shared).multiply_halves_of_32();
-        __syncthreads();
+        threads.sync();
+        Scores(shared).multiply_halves_of_32();
+        threads.sync();
         elements.refresh();
         elements.store_around_border(operands, quarter % 2 == 1, {1.f, 1.f});
-        __syncthreads();
-        KdaScores<kIo>(shared).multiply_blocks_of_halves();
-        __syncthreads();
+        threads.sync();
+        Scores(shared).multiply_blocks_of_halves();
+        threads.sync();
     }
-    __device__ __forceinline__ void form_diagonal_scores(KdaElements<kConfig>& elements) const {
+    __device__ __forceinline__ void form_diagonal_scores(Elements& elements) const {
         elements.refresh();
         elements.store_around_middle(shared.operands);
-        __syncthreads();
-        KdaScores<kIo>(shared).multiply_diagonal();
-        __syncthreads();
+        threads.sync();
+        Scores(shared).multiply_diagonal();
+        threads.sync();
     }
-    __device__ __forceinline__ void form_small_scores(KdaElements<kConfig>& elements) const {
+    __device__ __forceinline__ void form_small_scores(Elements& elements) const {
         auto& operands = shared.operands;
-        KdaScores<kIo>(shared).clear_diagonal();
+        Scores(shared).clear_diagonal();
         elements.refresh();
         elements.template store_halves<8>(operands.key, operands.query, 0);
         elements.refresh();
         elements.template store_halves<4>(operands.other_key, operands.query, 32);
-        __syncthreads();
-        const KdaScores<kIo> scores(shared);
+        threads.sync();
+        const Scores scores(shared);
         scores.multiply_small_halves(8);
-        if (threadIdx.x < kChunk) scores.store_one(true, threadIdx.x, threadIdx.x, shared.query_key[threadIdx.x]);
-        __syncthreads();
+        if (Threads::index() < kChunk)
+            scores.store_one(true, Threads::index(), Threads::index(), shared.query_key[Threads::index()]);
+        threads.sync();
         elements.refresh();
         elements.template store_halves<2>(operands.key, operands.query, 0);
         elements.refresh();
         elements.template store_halves<1>(operands.other_key, operands.query, 32);
-        __syncthreads();
-        KdaScores<kIo>(shared).multiply_small_halves(2);
-        __syncthreads();
+        threads.sync();
+        Scores(shared).multiply_small_halves(2);
+        threads.sync();
     }
 
     // By four warps: r T diag(beta), in two parts. Where decays are slow, the others form what blocks of A these have not, and
     // then P.
     __device__ __forceinline__ void invert(bool scaled) const {
         if (scaled) {
-            KdaScores<kIo>(shared).multiply_own_keys();
+            Scores(shared).multiply_own_keys();
             __syncwarp();
         }
         TriangleInverse inverse;
         inverse.find_lane();
         inverse.invert_diagonal(shared.triangle);
-        NamedBarrier::sync(kConfig.threads(), kInverseBarrier);
+        NamedBarrier::sync(kConfig.threads(), threads.other_barrier());
         float largest = 0.f;
         inverse.for_each_block_below(shared.triangle, shared.beta, [&](const TriangleInverse::Transposed& x, int below) {
             const int block = inverse.warp + below;
@@ -202,9 +206,9 @@ struct KdaPreparer {
     }
 
     __device__ __forceinline__ void form_other_scores(bool scaled) const {
-        const KdaScores<kIo> scores(shared);
+        const Scores scores(shared);
         if (scaled) scores.multiply_other_keys();
-        NamedBarrier::arrive(kConfig.threads(), kInverseBarrier);
+        NamedBarrier::arrive(kConfig.threads(), threads.other_barrier());
         if (scaled) scores.multiply_queries();
     }
 
@@ -212,14 +216,14 @@ struct KdaPreparer {
     // have been stored, as the keys have. Decays and keys are computed and loaded again rather than kept.
     __device__ __forceinline__ void store_key_residuals(const KdaChunk& chunk, bool scaled) const {
         cutlass::arch::fence_view_async_shared();
-        __syncthreads();
+        threads.sync();
         if (copies()) {
             cute::tma_store_wait<0>();
             start_tile_loads(chunk, false);
         }
-        __syncthreads();
-        KdaElements<kConfig> elements(shared);
-        typename KdaElements<kConfig>::Gates gates;
+        threads.sync();
+        Elements elements(shared);
+        typename Elements::Gates gates;
         elements.load_gates(gates, args.call, chunk);
         barrier(shared.tiles_full).wait(1);
         elements.load(gates, args.call, chunk);
@@ -228,29 +232,30 @@ struct KdaPreparer {
             elements.template store_divided<true>(to, elements.before(2));
         else
             elements.template store_backwards<true>(to, elements.after(scaled ? 2 : KdaPrepareConfig::kQuarters));
-        __syncthreads();
+        threads.sync();
     }
 
     // One thread copies everything; of the warps that do not invert.
-    __device__ __forceinline__ static bool copies() { return threadIdx.x == kWarpgroup; }
+    __device__ __forceinline__ static bool copies() { return Threads::index() == kWarpgroup; }
 
     __device__ __forceinline__ void run(const KdaChunk& chunk, KdaRecord& record, unsigned& flags_of_record) const {
         using Copy = cute::SM90_BULK_COPY_S2G;
         constexpr int kRows = kTilesBytes;
-        if (threadIdx.x == 0) {
+        if (Threads::index() == 0) {
             shared.chunk = chunk;
-            barrier(shared.tiles_full).init(1);
-            cutlass::arch::fence_barrier_init();
+            threads.start_barrier(barrier(shared.tiles_full));
             start_tile_loads(chunk, true);
         }
-        KdaElements<kConfig> elements(shared);
-        typename KdaElements<kConfig>::Gates gates;
+        Elements elements(shared);
+        typename Elements::Gates gates;
         RawGates beta;
         elements.load_gates(gates, args.call, chunk);
         start_beta_load(beta, chunk);
-        __syncthreads();  // the barrier is there
+        const unsigned next = threads.take_next();
+        threads.sync();  // the barrier is there
         barrier(shared.tiles_full).wait(0);
-        bool is_large = KdaScores<kIo>(shared).store_norms(args.call, chunk.tokens);
+        threads.store_next(next);
+        bool is_large = Scores(shared).store_norms(args.call, chunk.tokens);
         is_large |= store_beta(beta, chunk);
         elements.load(gates, args.call, chunk);
         const float2 total = elements.total();
@@ -265,11 +270,11 @@ struct KdaPreparer {
         const unsigned own = (zero ? kFoundZero : 0) | (very_fast ? kFoundVeryFast : 0) | (fast ? kFoundFast : 0) |
                              (medium ? kFoundMedium : 0) | (large ? kFoundLarge : 0);
         if (elements.lane == 0) shared.findings[kKdaTiles * elements.quarter + elements.tile] = static_cast<unsigned char>(own);
-        __syncthreads();
+        threads.sync();
         const unsigned found = findings();
         if (found & kFoundVeryFast) {
-            KdaScores<kIo>(shared).store_products_of_tokens();
-            __syncthreads();
+            Scores(shared).store_products_of_tokens();
+            threads.sync();
         }
         const bool scaled = !(found & (kFoundVeryFast | kFoundFast | kFoundMedium));
         if (elements.quarter == 0) {
@@ -285,7 +290,7 @@ struct KdaPreparer {
                 form_scores_of_halves(elements);
             } else {
                 form_large_scores(elements);
-                __syncthreads();
+                threads.sync();
                 if (found & kFoundVeryFast)
                     form_small_scores(elements);
                 else
@@ -297,7 +302,7 @@ struct KdaPreparer {
             elements.store_backwards(shared.operands.other_key, elements.after());
         }
         cutlass::arch::fence_view_async_shared();
-        __syncthreads();
+        threads.sync();
         if (copies()) {
             Copy::copy(shared.operands.key, record.key_in, kRows);
             cute::tma_store_arrive();
@@ -310,22 +315,22 @@ struct KdaPreparer {
         else
             form_other_scores(scaled);
         if (copies()) cute::tma_store_wait<1>();  // Z replaces K_in
-        __syncthreads();
+        threads.sync();
         const bool cancels = shared.cancels[0] | shared.cancels[1] | shared.cancels[2] | shared.cancels[3];
         if (copies())
-            flags_of_record = (cancels ? kKdaCancels : 0) | (found & kFoundZero ? kKdaResets : 0) | (scaled ? kKdaScaled : 0) |
-                              (found & kFoundLarge ? kKdaOverflows : 0);
+            threads.set_flags(flags_of_record, (cancels ? kKdaCancels : 0) | (found & kFoundZero ? kKdaResets : 0) |
+                                                   (scaled ? kKdaScaled : 0) | (found & kFoundLarge ? kKdaOverflows : 0));
         if (cancels) [[unlikely]]
             store_key_residuals(shared.chunk, scaled);
-        KdaProducts<kIo> products(shared);
+        KdaProducts<kIo, Threads> products(shared);
         products.multiply(cancels ? shared.operands.query : nullptr, scaled);
         products.store();
         if (cancels) {
-            __syncthreads();
+            threads.sync();
             products.store_residuals();
         }
         cutlass::arch::fence_view_async_shared();
-        __syncthreads();
+        threads.sync();
         if (copies()) {
             Copy::copy(shared.operands.key, record.update, kRows);
             Copy::copy(&shared.products, &record.scores, sizeof(SwizzledTile));
@@ -336,6 +341,7 @@ struct KdaPreparer {
             cute::tma_store_arrive();
             cute::tma_store_wait<0>();
         }
+        threads.finish(barrier(shared.tiles_full), cancels);
     }
 };
 

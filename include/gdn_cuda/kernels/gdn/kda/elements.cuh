@@ -6,7 +6,7 @@
 #include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/common/pairs.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
-#include <gdn_cuda/kernels/gdn/kda/prepare_plan.cuh>
+#include <gdn_cuda/kernels/gdn/kda/preparing_block.cuh>
 #include <gdn_cuda/kernels/recurrence/channel_decay.cuh>
 
 namespace gdn_cuda::gdn {
@@ -15,7 +15,7 @@ __device__ __forceinline__ float2 times(float2 a, float2 b) {
     return {a.x * b.x, a.y * b.y};
 }
 
-template <KdaPrepareConfig kConfig>
+template <KdaPrepareConfig kConfig, class Threads = KdaPreparingBlock>
 struct KdaElements {
     static constexpr DType kIo = kConfig.io;
     static constexpr int kTokens = KdaPrepareConfig::kQuarterTokens;
@@ -28,7 +28,7 @@ struct KdaElements {
 
     __device__ __forceinline__ explicit KdaElements(KdaPreparePlan& shared) : shared(shared) { find_lane(); }
     __device__ __forceinline__ void find_lane() {
-        const int thread = opaque(static_cast<int>(threadIdx.x)),
+        const int thread = opaque(static_cast<int>(Threads::index())),
                   warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // warp-uniform for the compiler
         lane = thread % 32;
         tile = warp % kKdaTiles;
