@@ -5,6 +5,7 @@
 #include <gdn_cuda/kernels/chunked/outputs.cuh>
 #include <gdn_cuda/kernels/gdn/kda/own_plan.cuh>
 #include <gdn_cuda/kernels/gdn/kda/window.cuh>
+#include <gdn_cuda/kernels/hopper/counters.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -22,7 +23,8 @@ __device__ __forceinline__ void release_work(KdaOwnerPlan<kConfig>& shared, int 
     if (threadIdx.x % 32 == 0) barrier(shared.work_empty[PipelineStage<kKdaOwnSlots>(index).index]).arrive();
 }
 
-// A work tile's records, by the block's chunks.
+// A work tile's records, by the block's chunks. kWaits: other blocks of the launch prepare them.
+template <bool kWaits>
 struct KdaRecords {
     const KdaRecord* records;
     const unsigned* flags;
@@ -49,6 +51,10 @@ struct KdaRecords {
         const int at = (positions != nullptr ? positions[chunk] : position + chunk * step) - first;
         return max(min(at, count - 1), 0);
     }
+    // Once the record is there: then a proxy fence comes before its loads.
+    __device__ __forceinline__ unsigned wait_for_flags(int index) const {
+        return kWaits ? wait_for_count(flags + index, 1) : flags[index];
+    }
 };
 
 // By a warpgroup that has written a chunk's outputs in place of its values. By TMA, unless the tile would overwrite the next
@@ -67,7 +73,8 @@ __device__ __forceinline__ void store_output(const Owner& own, int chunk, const 
     arrive_by_warp(own, own.shared.output_full[stage]);
 }
 
-template <ChunkedConfig kConfig>
+// kWaits: as KdaRecords has it.
+template <ChunkedConfig kConfig, bool kWaits>
 struct KdaLoader {
     using Copy = cute::SM90_BULK_COPY_G2S;
     enum Warps : int { records, values, residuals, outputs };
@@ -100,18 +107,20 @@ struct KdaLoader {
 
     __device__ __forceinline__ void load_records(const KdaOwnWork& work) {
         constexpr int kTiles = kKdaPlainTiles * kTile;
-        const KdaRecords from(all, work);
+        const KdaRecords<kWaits> from(all, work);
         const int begin = work.begin, last = work.tokens.chunks - 1, wants_next = max(begin, last - (kKdaPlannedAhead - 1));
         int index = work.work_tile.first_record, next_index = from.index(min(begin + 1, last));
-        unsigned flags = from.flags[index];
+        unsigned flags = kWaits ? 0 : from.flags[index];
 #pragma unroll 1
         for (int chunk = begin; chunk <= last; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
             if (chunk == wants_next) barrier(shared.next_wanted).arrive();
-            const unsigned next_flags = from.flags[next_index];
+            const unsigned next_flags = kWaits ? 0 : from.flags[next_index];
             const int after_next = from.index(min(chunk + 2, last));
+            if constexpr (kWaits) flags = from.wait_for_flags(index);
             Barrier& full = barrier(shared.stage_full[current.index]);
             barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
+            if constexpr (kWaits) fence_proxy_async_global();
             full.expect_transaction(kTiles + static_cast<int>(sizeof(KdaFactors)));
             const KdaRecord& record = from.records[index];
             Copy::copy(record.key_in, word(full), shared.stages[current.index].key_in, kTiles);
@@ -148,16 +157,17 @@ struct KdaLoader {
         if (lane == 0) barrier(shared.stage_full[stage]).arrive();
     }
     __device__ __forceinline__ void load_residuals(const KdaOwnWork& work) {
-        const KdaRecords from(all, work);
+        const KdaRecords<kWaits> from(all, work);
 #pragma unroll 1
         for (int chunk = work.begin; chunk < work.tokens.chunks; ++chunk) {
             const int index = chunk == work.begin ? work.work_tile.first_record : from.index(chunk);  // as load_records has it
-            if (!(from.flags[index] & kKdaCancels)) continue;
+            if (!(from.wait_for_flags(index) & kKdaCancels)) continue;
             auto& stage = shared.stages[PipelineStage<kConfig.stages>(chunk).index];
             const KdaRecord& record = from.records[index];
             Barrier& full = barrier(shared.residual_full);
             barrier(shared.tiles_read).wait(residual_parity);
             residual_parity ^= 1;
+            if constexpr (kWaits) fence_proxy_async_global();
             full.arrive_and_expect_tx((kKdaTiles + 1) * kTile);
             Copy::copy(record.update_residual, word(full), stage.update_residual(), kKdaTiles * kTile);
             Copy::copy(&record.scores_residual, word(full), stage.scores_residual(), kTile);
