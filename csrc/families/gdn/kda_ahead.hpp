@@ -17,7 +17,7 @@ inline constexpr std::array kKdaAheadConfigurations = {
 struct KdaAhead {
     GDN_KERNEL(KdaAhead, gdn, kda_ahead, KdaAheadConfig, KdaAheadArgs,
                "Kimi Delta Attention: chunks prepared beside states and outputs", .min_capability = 90, .max_capability = 90,
-               .uses_cutlass = true, .starts_early = true);
+               .uses_cutlass = true, .few_registers = true, .starts_early = true);
 
     static std::span<const Config> configurations() { return kKdaAheadConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

@@ -2,15 +2,18 @@
 // launch (gdn/kda_ahead), or before them, in a launch of its own.
 #pragma once
 
+#include <limits>
+
 #include "kda_segments.hpp"
 
 namespace gdn_cuda::gdn {
 
-// How the blocks of gdn/kda_ahead share the work; preparers: 0 if there are two launches.
+// How the blocks of gdn/kda_ahead share the work; owners: 0 if there are two launches.
 struct KdaAheadSplit {
     i64 preparers, owners;  // blocks
     i64 first_records;      // taken before owners stop preparing
 };
+inline constexpr i64 kAllKdaRecords = std::numeric_limits<int>::max();
 
 // On an H200, us (benchmarks/kda_launches.py, 876893fa, and the times of KdaSegmentsModel).
 struct KdaAheadModel {
@@ -38,11 +41,11 @@ struct KdaAheadModel {
 // Where it is forced, even if blocks own several work tiles.
 inline KdaAheadSplit split_kda_ahead(const KdaSegmentsProblem& problem) {
     const KdaAheadModel time{problem};
-    const i64 multiprocessors = std::max<i64>(problem.multiprocessors, 2),
-              owners = std::max<i64>(std::min(time.tiles(), multiprocessors - 1), 1),
-              halves = std::max<i64>(ceil_div(time.records(), i64{2}), 1);
-    const auto first = static_cast<i64>(time.together() * time.multiprocessors() / KdaAheadModel::kRecord);
-    return {.preparers = std::min(multiprocessors - owners, halves), .owners = owners, .first_records = first};
+    const i64 multiprocessors = std::max<i64>(problem.multiprocessors, 1),
+              owners = std::max<i64>(std::min(time.tiles(), multiprocessors), 1),
+              preparers = std::min(multiprocessors - owners, ceil_div(time.records(), i64{2})),
+              first = static_cast<i64>(time.together() * time.multiprocessors() / KdaAheadModel::kRecord);
+    return {.preparers = preparers, .owners = owners, .first_records = preparers > 0 ? first : kAllKdaRecords};
 }
 
 // segments: as kda_segments has found them for two launches.

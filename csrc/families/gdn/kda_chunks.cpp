@@ -91,7 +91,7 @@ KdaSplit kda_split(const Prepared& prepared, bool deterministic, const Target& t
     KdaAheadSplit split{};
     if (ahead != WantedKdaAhead::never && window >= kda_positions(prepared.sequences) && (wanted <= 1 || segments == 1))
         split = ahead == WantedKdaAhead::always ? split_kda_ahead(problem) : kda_ahead_split(problem, segments);
-    if (split.preparers > 0) segments = 1;
+    if (split.owners > 0) segments = 1;
     return {.window = window, .segment = segments > 1 ? static_cast<int>(ceil_div(chunks, segments)) : 0, .ahead = split};
 }
 
@@ -180,7 +180,7 @@ void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, con
                    .taken = workspace.taken,
                    .row_tiles = static_cast<int>(ceil_div(call.dv, kValueRows))};
     own.segments.states = workspace.segments;
-    if (split.ahead.preparers > 0) return run_ahead(prepare, own, workspace, split, sequences.io, target);
+    if (split.ahead.owners > 0) return run_ahead(prepare, own, workspace, split, sequences.io, target);
     for (int64_t first = 0; first < positions; first += window) {
         prepare.call.window.first = own.window.first = static_cast<int>(first);
         prepare.per_head = prepare.call.window.count = own.window.count =

@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) kda_ahead(const __grid_c
     static_assert(kConfig.threads() == kKdaHalves * KdaPrepareConfig::threads());
     extern __shared__ __align__(1024) unsigned char memory[];
     wait_on_dependent_grids();
-    const int place = place_among_blocks(*reinterpret_cast<unsigned*>(memory), args.counters), owner = place - args.preparers;
+    const int place = place_among_blocks(reinterpret_cast<KdaHalfPlan*>(memory)->next, args.counters),
+              owner = place - args.preparers;
     const unsigned last = owner < 0 ? args.records() : args.first_records;
     if (last > 0) prepare_kda_records<kConfig>(reinterpret_cast<KdaHalfPlan*>(memory), args, last);
     if (owner < 0) return;

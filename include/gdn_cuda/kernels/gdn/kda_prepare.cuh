@@ -56,21 +56,25 @@ __device__ __forceinline__ bool find_kda_chunk(const KdaWindowCall& call, int re
 template <KdaPrepareConfig kConfig, class Threads = KdaPreparingBlock>
 struct KdaPreparer {
     static constexpr DType kIo = kConfig.io;
-    using Elements = KdaElements<kConfig, Threads>;
-    using Scores = KdaScores<kIo, Threads>;
+    using Thread = typename Threads::Thread;
+    using Elements = KdaElements<kConfig, Thread>;
+    using Scores = KdaScores<kIo, Thread>;
     static constexpr int kTilesBytes = kKdaTiles * sizeof(SwizzledTile);
 
     KdaPreparePlan& shared;
     const KdaPrepareArgs& args;
     const Threads threads = {};
 
+    __device__ __forceinline__ unsigned thread_index() const { return threads.thread().index(); }
+    __device__ __forceinline__ Scores make_scores() const { return Scores(shared, threads.thread()); }
+
     __device__ __forceinline__ void start_beta_load(RawGates& raw, const KdaChunk& chunk) const {
-        const int token = min(static_cast<int>(Threads::index()), chunk.tokens - 1);
+        const int token = min(static_cast<int>(thread_index()), chunk.tokens - 1);
         raw.load_beta(args.call, scalar_offset(args.call.beta, chunk.sequence, chunk.first + token, chunk.head));
     }
     // Returns whether it is too large.
     __device__ __forceinline__ bool store_beta(const RawGates& raw, const KdaChunk& chunk) const {
-        const int token = static_cast<int>(Threads::index());
+        const int token = static_cast<int>(thread_index());
         if (token >= kChunk) return false;
         const float beta = token < chunk.tokens ? raw.beta_of(args.call, args.call.forms) : 0.f;
         shared.beta[token] = beta;
@@ -114,7 +118,7 @@ struct KdaPreparer {
             elements.store_forwards_twice(operands, elements.before(2));
         }
         threads.sync();
-        const Scores scores(shared);
+        const Scores scores(shared, threads.thread());
         scores.multiply_halves_of_32();
         scores.multiply_halves_of_16();
     }
@@ -134,40 +138,39 @@ struct KdaPreparer {
         else
             elements.store_backwards(operands.key, elements.after(2));
         threads.sync();
-        Scores(shared).multiply_halves_of_32();
+        make_scores().multiply_halves_of_32();
         threads.sync();
         elements.refresh();
         elements.store_around_border(operands, quarter % 2 == 1, {1.f, 1.f});
         threads.sync();
-        Scores(shared).multiply_blocks_of_halves();
+        make_scores().multiply_blocks_of_halves();
         threads.sync();
     }
     __device__ __forceinline__ void form_diagonal_scores(Elements& elements) const {
         elements.refresh();
         elements.store_around_middle(shared.operands);
         threads.sync();
-        Scores(shared).multiply_diagonal();
+        make_scores().multiply_diagonal();
         threads.sync();
     }
     __device__ __forceinline__ void form_small_scores(Elements& elements) const {
         auto& operands = shared.operands;
-        Scores(shared).clear_diagonal();
+        make_scores().clear_diagonal();
         elements.refresh();
         elements.template store_halves<8>(operands.key, operands.query, 0);
         elements.refresh();
         elements.template store_halves<4>(operands.other_key, operands.query, 32);
         threads.sync();
-        const Scores scores(shared);
+        const Scores scores(shared, threads.thread());
         scores.multiply_small_halves(8);
-        if (Threads::index() < kChunk)
-            scores.store_one(true, Threads::index(), Threads::index(), shared.query_key[Threads::index()]);
+        if (thread_index() < kChunk) scores.store_one(true, thread_index(), thread_index(), shared.query_key[thread_index()]);
         threads.sync();
         elements.refresh();
         elements.template store_halves<2>(operands.key, operands.query, 0);
         elements.refresh();
         elements.template store_halves<1>(operands.other_key, operands.query, 32);
         threads.sync();
-        Scores(shared).multiply_small_halves(2);
+        make_scores().multiply_small_halves(2);
         threads.sync();
     }
 
@@ -175,7 +178,7 @@ struct KdaPreparer {
     // then P.
     __device__ __forceinline__ void invert(bool scaled) const {
         if (scaled) {
-            Scores(shared).multiply_own_keys();
+            make_scores().multiply_own_keys();
             __syncwarp();
         }
         TriangleInverse inverse;
@@ -206,7 +209,7 @@ struct KdaPreparer {
     }
 
     __device__ __forceinline__ void form_other_scores(bool scaled) const {
-        const Scores scores(shared);
+        const Scores scores(shared, threads.thread());
         if (scaled) scores.multiply_other_keys();
         NamedBarrier::arrive(kConfig.threads(), threads.other_barrier());
         if (scaled) scores.multiply_queries();
@@ -222,8 +225,8 @@ struct KdaPreparer {
             start_tile_loads(chunk, false);
         }
         threads.sync();
-        Elements elements(shared);
-        typename Elements::Gates gates;
+        Elements elements(shared, threads.thread());
+        typename Elements::Gates gates{};
         elements.load_gates(gates, args.call, chunk);
         barrier(shared.tiles_full).wait(1);
         elements.load(gates, args.call, chunk);
@@ -236,26 +239,26 @@ struct KdaPreparer {
     }
 
     // One thread copies everything; of the warps that do not invert.
-    __device__ __forceinline__ static bool copies() { return Threads::index() == kWarpgroup; }
+    __device__ __forceinline__ bool copies() const { return thread_index() == kWarpgroup; }
 
-    __device__ __forceinline__ void run(const KdaChunk& chunk, KdaRecord& record, unsigned& flags_of_record) const {
+    __device__ __forceinline__ void run(const KdaChunk& chunk, KdaRecord& given, unsigned& flags_of_record) const {
         using Copy = cute::SM90_BULK_COPY_S2G;
         constexpr int kRows = kTilesBytes;
-        if (Threads::index() == 0) {
+        if (thread_index() == 0) {
             shared.chunk = chunk;
             threads.start_barrier(barrier(shared.tiles_full));
             start_tile_loads(chunk, true);
         }
-        Elements elements(shared);
-        typename Elements::Gates gates;
-        RawGates beta;
+        Elements elements(shared, threads.thread());
+        typename Elements::Gates gates{};
+        RawGates beta{};
         elements.load_gates(gates, args.call, chunk);
         start_beta_load(beta, chunk);
         const unsigned next = threads.take_next();
         threads.sync();  // the barrier is there
         barrier(shared.tiles_full).wait(0);
         threads.store_next(next);
-        bool is_large = Scores(shared).store_norms(args.call, chunk.tokens);
+        bool is_large = make_scores().store_norms(args.call, chunk.tokens);
         is_large |= store_beta(beta, chunk);
         elements.load(gates, args.call, chunk);
         const float2 total = elements.total();
@@ -273,7 +276,7 @@ struct KdaPreparer {
         threads.sync();
         const unsigned found = findings();
         if (found & kFoundVeryFast) {
-            Scores(shared).store_products_of_tokens();
+            make_scores().store_products_of_tokens();
             threads.sync();
         }
         const bool scaled = !(found & (kFoundVeryFast | kFoundFast | kFoundMedium));
@@ -304,6 +307,7 @@ struct KdaPreparer {
         cutlass::arch::fence_view_async_shared();
         threads.sync();
         if (copies()) {
+            KdaRecord& record = threads.place_of(given);
             Copy::copy(shared.operands.key, record.key_in, kRows);
             cute::tma_store_arrive();
             Copy::copy(shared.operands.query, record.query_in, kRows);
@@ -322,7 +326,7 @@ struct KdaPreparer {
                                                    (scaled ? kKdaScaled : 0) | (found & kFoundLarge ? kKdaOverflows : 0));
         if (cancels) [[unlikely]]
             store_key_residuals(shared.chunk, scaled);
-        KdaProducts<kIo, Threads> products(shared);
+        KdaProducts<kIo, Thread> products(shared, threads.thread());
         products.multiply(cancels ? shared.operands.query : nullptr, scaled);
         products.store();
         if (cancels) {
@@ -332,6 +336,7 @@ struct KdaPreparer {
         cutlass::arch::fence_view_async_shared();
         threads.sync();
         if (copies()) {
+            KdaRecord& record = threads.place_of(given);
             Copy::copy(shared.operands.key, record.update, kRows);
             Copy::copy(&shared.products, &record.scores, sizeof(SwizzledTile));
             if (cancels) {

@@ -26,10 +26,12 @@ constexpr int kKdaAheadCounters = 2;
 // A half's.
 struct KdaHalfPlan {
     KdaPreparePlan prepare;
-    // The record that has been copied last, and is to be announced; flag: nullptr before the first.
+    // The record that the half prepares, or has prepared and announces next; nullptr before the first.
+    KdaRecord* record;
     unsigned* flag;
     unsigned flags;
     unsigned next;  // the record that the half takes next
+    unsigned last;  // the first that it does not take
 };
 
 struct KdaAheadArgs {

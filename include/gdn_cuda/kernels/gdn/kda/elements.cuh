@@ -15,22 +15,26 @@ __device__ __forceinline__ float2 times(float2 a, float2 b) {
     return {a.x * b.x, a.y * b.y};
 }
 
-template <KdaPrepareConfig kConfig, class Threads = KdaPreparingBlock>
+template <KdaPrepareConfig kConfig, class Thread = KdaBlockThread>
 struct KdaElements {
     static constexpr DType kIo = kConfig.io;
     static constexpr int kTokens = KdaPrepareConfig::kQuarterTokens;
     using Gate = Storage<kConfig.gate>;
 
     KdaPreparePlan& shared;
+    const Thread thread;
     int lane, tile, quarter;  // channels 64 tile + 2 lane and + 1
-    unsigned key[kTokens], query[kTokens];
-    float2 decay[kTokens];
+    unsigned key[kTokens] = {}, query[kTokens] = {};
+    float2 decay[kTokens] = {};
 
-    __device__ __forceinline__ explicit KdaElements(KdaPreparePlan& shared) : shared(shared) { find_lane(); }
+    __device__ __forceinline__ explicit KdaElements(KdaPreparePlan& shared, Thread thread = {})
+        : shared(shared), thread(thread) {
+        find_lane();
+    }
     __device__ __forceinline__ void find_lane() {
-        const int thread = opaque(static_cast<int>(Threads::index())),
-                  warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // warp-uniform for the compiler
-        lane = thread % 32;
+        const int index = opaque(static_cast<int>(thread.index())),
+                  warp = __shfl_sync(0xffffffffu, index / 32, 0);  // warp-uniform for the compiler
+        lane = index % 32;
         tile = warp % kKdaTiles;
         quarter = warp / kKdaTiles;
     }

@@ -8,9 +8,15 @@
 
 namespace gdn_cuda::gdn {
 
+// One of 256 threads.
+struct KdaBlockThread {
+    __device__ __forceinline__ static unsigned index() { return threadIdx.x; }
+};
 // A block that prepares one chunk.
 struct KdaPreparingBlock {
-    __device__ __forceinline__ static unsigned index() { return threadIdx.x; }
+    using Thread = KdaBlockThread;
+
+    __device__ __forceinline__ static Thread thread() { return {}; }
     __device__ __forceinline__ static void sync() { __syncthreads(); }
     // Of 256 threads, beside sync's.
     __device__ __forceinline__ static int other_barrier() { return 1; }
@@ -23,7 +29,8 @@ struct KdaPreparingBlock {
     // While loads are in flight; what it returns goes to `store_next` once they have arrived.
     __device__ __forceinline__ static unsigned take_next() { return 0; }
     __device__ __forceinline__ static void store_next(unsigned) {}
-    // By the thread that copies the record.
+    // Where the record goes; by the thread that copies it.
+    __device__ __forceinline__ static KdaRecord& place_of(KdaRecord& record) { return record; }
     __device__ __forceinline__ static void set_flags(unsigned& of_record, unsigned flags) { of_record = flags; }
     // The record has been copied out of shared memory; `reloads`: keys were loaded a second time.
     __device__ __forceinline__ static void finish(Barrier&, bool) {}

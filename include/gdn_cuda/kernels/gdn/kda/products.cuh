@@ -7,7 +7,7 @@
 
 namespace gdn_cuda::gdn {
 
-template <DType kIo, class Threads = KdaPreparingBlock>
+template <DType kIo, class Thread = KdaBlockThread>
 struct KdaProducts : KdaWarp {
     static constexpr unsigned kBlocks = kChunk / 16, kPairs = 4;  // n: 8 columns
     static constexpr unsigned kTile = sizeof(SwizzledTile), kStep = 16 * 128;
@@ -15,11 +15,13 @@ struct KdaProducts : KdaWarp {
     KdaPreparePlan& shared;
     // Z: two blocks of 16 rows, 32 channels. The first blocks have most terms, so a warp has the first and the last, or the two
     // between.
-    float update[2][kPairs][4];
+    float update[2][kPairs][4] = {};
     // P': a block below the diagonal, or two on it.
-    float scores[2][2][4];
+    float scores[2][2][4] = {};
 
-    __device__ __forceinline__ explicit KdaProducts(KdaPreparePlan& shared) : shared(shared) { find_lane(Threads::index()); }
+    __device__ __forceinline__ explicit KdaProducts(KdaPreparePlan& shared, Thread thread = {}) : shared(shared) {
+        find_lane(thread.index());
+    }
 
     // residuals: of the keys of Z, or nullptr.
     __device__ __forceinline__ void multiply(const SwizzledTile* residuals, bool scales) {
