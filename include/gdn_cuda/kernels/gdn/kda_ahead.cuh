@@ -18,13 +18,11 @@
 
 namespace gdn_cuda::gdn {
 
-// How many blocks have started before. By the whole block; `memory`: shared.
-__device__ __forceinline__ int place_among_blocks(unsigned& memory, unsigned* started) {
-    if (threadIdx.x == 0) memory = atomicAdd(started, 1u);
-    __syncthreads();
-    const int place = static_cast<int>(memory);
-    __syncthreads();
-    return __shfl_sync(0xffffffffu, place, 0);  // uniform for the compiler
+// Which of the blocks this one is, by the order in which they start; -1 - n: the n-th that prepares. Read again rather than
+// kept.
+__device__ __forceinline__ int owner_of_block(const KdaHalfPlan* halves, const KdaAheadArgs& args) {
+    forget_memory();
+    return __shfl_sync(0xffffffffu, static_cast<int>(halves->place), 0) - args.preparers;  // uniform for the compiler
 }
 
 template <KdaAheadConfig kConfig>
@@ -35,10 +33,12 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) kda_ahead(const __grid_c
     static_assert(kConfig.threads() == kKdaHalves * KdaPrepareConfig::threads());
     extern __shared__ __align__(1024) unsigned char memory[];
     wait_on_dependent_grids();
-    const int place = place_among_blocks(reinterpret_cast<KdaHalfPlan*>(memory)->next, args.counters),
-              owner = place - args.preparers;
-    const unsigned last = owner < 0 ? args.records() : args.first_records;
-    if (last > 0) prepare_kda_records<kConfig>(reinterpret_cast<KdaHalfPlan*>(memory), args, last);
+    auto* const halves = reinterpret_cast<KdaHalfPlan*>(memory);
+    if (threadIdx.x == 0) halves->place = atomicAdd(args.counters, 1u);
+    __syncthreads();
+    const unsigned last = owner_of_block(halves, args) < 0 ? args.records() : args.first_records;
+    if (last > 0) prepare_kda_records<kConfig>(halves, args, last);
+    const int owner = owner_of_block(halves, args);
     if (owner < 0) return;
     Plan& shared = *reinterpret_cast<Plan*>(memory);
     cutlass::arch::fence_view_async_shared();  // what prepared records becomes stages

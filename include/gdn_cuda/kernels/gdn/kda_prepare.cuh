@@ -38,11 +38,13 @@
 
 namespace gdn_cuda::gdn {
 
-// False if the record has no tokens.
-__device__ __forceinline__ bool find_kda_chunk(const KdaWindowCall& call, int record, int head, KdaChunk& found) {
+// False if the record has no tokens. find_span: span_of, or what returns the same.
+template <class FindSpan>
+__device__ __forceinline__ bool find_kda_chunk(const KdaWindowCall& call, int record, int head, KdaChunk& found,
+                                               FindSpan&& find_span) {
     int sequence, chunk;
     if (!find_kda_place(call, call.window, record, sequence, chunk)) return false;
-    const Span span = span_of(call.cu_seqlens, sequence, call.tokens);
+    const Span span = find_span(call.cu_seqlens, sequence, call.tokens);
     const int first = chunk * kChunk;
     if (first >= span.length) return false;
     found = {.sequence = call.cu_seqlens.data != nullptr ? 0 : sequence,
@@ -356,7 +358,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 2) kda_prepare(const __grid
     const int head = static_cast<int>(blockIdx.x), record = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y);
     if (head + record == 0 && threadIdx.x < 2) args.taken[threadIdx.x] = 0;
     KdaChunk chunk;
-    if (record < args.per_head && find_kda_chunk(args.call, record, head, chunk)) {
+    if (record < args.per_head && find_kda_chunk(args.call, record, head, chunk, span_of)) {
         const i64 at = static_cast<i64>(head) * args.per_head + record;
         KdaPreparer<kConfig>{*reinterpret_cast<KdaPreparePlan*>(memory), args}.run(chunk, args.records[at], args.flags[at]);
     }

@@ -30,8 +30,9 @@ struct KdaHalfPlan {
     KdaRecord* record;
     unsigned* flag;
     unsigned flags;
-    unsigned next;  // the record that the half takes next
-    unsigned last;  // the first that it does not take
+    unsigned next;   // the record that the half takes next
+    unsigned last;   // the first that it does not take
+    unsigned place;  // of the block; the first half's
 };
 
 struct KdaAheadArgs {

@@ -22,7 +22,13 @@ struct KdaHalfThread {
     __device__ __forceinline__ unsigned index() const { return in_block % KdaPrepareConfig::threads(); }
     __device__ __forceinline__ bool takes() const { return index() == 0; }
     __device__ __forceinline__ bool copies() const { return index() == kWarpgroup; }
-    __device__ __forceinline__ void sync() const { NamedBarrier::sync(KdaPrepareConfig::threads(), half()); }
+    // By constant numbers: a register for them would be one too many.
+    __device__ __forceinline__ void sync() const {
+        if (half() == 0)
+            NamedBarrier::sync(KdaPrepareConfig::threads(), 0);
+        else
+            NamedBarrier::sync(KdaPrepareConfig::threads(), 1);
+    }
 };
 
 // See KdaPreparingBlock.
@@ -65,6 +71,18 @@ struct KdaPreparingHalf {
     }
 };
 
+// As span_of, whose loads are predicated PTX: ptxas would keep their registers from record to record.
+__device__ __forceinline__ Span span_by_plain_loads(const Tagged& cu_seqlens, int sequence, int tokens) {
+    if (cu_seqlens.data == nullptr) return {0, tokens};
+    const auto offset = [&](int i) {
+        return cu_seqlens.type == DType::i64 ? static_cast<const i64*>(cu_seqlens.data)[i]
+                                             : i64{static_cast<const int*>(cu_seqlens.data)[i]};
+    };
+    const i64 last = tokens, start = min(max(offset(sequence), i64{0}), last),
+              end = min(max(offset(sequence + 1), start), last);
+    return {start, static_cast<int>(end - start)};
+}
+
 // Takes records until `last` of them, or all, have been taken. By the whole block.
 template <KdaAheadConfig kConfig>
 __device__ __forceinline__ void prepare_kda_records(KdaHalfPlan* halves, const KdaAheadArgs& args, unsigned last) {
@@ -89,7 +107,7 @@ __device__ __forceinline__ void prepare_kda_records(KdaHalfPlan* halves, const K
         const KdaPreparingHalf threads{shared, args.counters + 1, record, &args.prepare.records[at], &args.prepare.flags[at],
                                        thread};
         KdaChunk chunk;
-        if (find_kda_chunk(call, static_cast<int>(in_window), static_cast<int>(head), chunk)) {
+        if (find_kda_chunk(call, static_cast<int>(in_window), static_cast<int>(head), chunk, span_by_plain_loads)) {
             KdaPreparer<kConfig.preparer(), KdaPreparingHalf>{shared.prepare, args.prepare, threads}.run(
                 chunk, args.prepare.records[at], args.prepare.flags[at]);
             continue;
