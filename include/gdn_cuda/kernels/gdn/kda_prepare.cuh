@@ -228,7 +228,7 @@ struct KdaPreparer {
         }
         threads.sync();
         Elements elements(shared, threads.thread());
-        typename Elements::Gates gates{};
+        typename Elements::Gates gates;
         elements.load_gates(gates, args.call, chunk);
         barrier(shared.tiles_full).wait(1);
         elements.load(gates, args.call, chunk);
@@ -252,8 +252,8 @@ struct KdaPreparer {
             start_tile_loads(chunk, true);
         }
         Elements elements(shared, threads.thread());
-        typename Elements::Gates gates{};
-        RawGates beta{};
+        typename Elements::Gates gates;
+        RawGates beta;
         elements.load_gates(gates, args.call, chunk);
         start_beta_load(beta, chunk);
         const unsigned next = threads.take_next();

@@ -16,6 +16,8 @@ __device__ __forceinline__ void announce_kda_record(const KdaHalfPlan& shared) {
 }
 
 struct KdaHalfThread {
+    static constexpr bool kTakesMany = true;
+
     unsigned in_block;
 
     __device__ __forceinline__ unsigned half() const { return in_block / KdaPrepareConfig::threads(); }

@@ -24,12 +24,14 @@ struct KdaElements {
     KdaPreparePlan& shared;
     const Thread thread;
     int lane, tile, quarter;  // channels 64 tile + 2 lane and + 1
-    unsigned key[kTokens] = {}, query[kTokens] = {};
-    float2 decay[kTokens] = {};
+    unsigned key[kTokens], query[kTokens];
+    float2 decay[kTokens];
 
     __device__ __forceinline__ explicit KdaElements(KdaPreparePlan& shared, Thread thread = {})
         : shared(shared), thread(thread) {
         find_lane();
+        if constexpr (Thread::kTakesMany)
+            for (float2& each : decay) each = {};
     }
     __device__ __forceinline__ void find_lane() {
         const int index = opaque(static_cast<int>(thread.index())),
@@ -55,6 +57,7 @@ struct KdaElements {
         }
     };
     __device__ __forceinline__ void load_gates(Gates& gates, const GdnCall& call, const KdaChunk& chunk) const {
+        if constexpr (Thread::kTakesMany) gates = {};
         const int column = channel() < call.dk ? channel() : 0;
         const Gate* const first = static_cast<const Gate*>(call.gate.values.data) + chunk.sequence * call.gate.batch +
                                   chunk.first * call.gate.token + chunk.head * call.gate.head + column;

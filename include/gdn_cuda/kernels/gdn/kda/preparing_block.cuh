@@ -10,6 +10,9 @@ namespace gdn_cuda::gdn {
 
 // One of 256 threads.
 struct KdaBlockThread {
+    // Whether it takes one record after another. Then what one leaves unwritten is cleared: ptxas would keep it for the next.
+    static constexpr bool kTakesMany = false;
+
     __device__ __forceinline__ static unsigned index() { return threadIdx.x; }
 };
 // A block that prepares one chunk.

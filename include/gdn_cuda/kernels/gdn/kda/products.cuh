@@ -15,12 +15,14 @@ struct KdaProducts : KdaWarp {
     KdaPreparePlan& shared;
     // Z: two blocks of 16 rows, 32 channels. The first blocks have most terms, so a warp has the first and the last, or the two
     // between.
-    float update[2][kPairs][4] = {};
+    float update[2][kPairs][4];
     // P': a block below the diagonal, or two on it.
-    float scores[2][2][4] = {};
+    float scores[2][2][4];
 
     __device__ __forceinline__ explicit KdaProducts(KdaPreparePlan& shared, Thread thread = {}) : shared(shared) {
         find_lane(thread.index());
+        if constexpr (Thread::kTakesMany)
+            for (auto& block : scores) clear(block);
     }
 
     // residuals: of the keys of Z, or nullptr.
