@@ -1,5 +1,5 @@
-"""gdn/kda_ahead: chunks of Kimi Delta Attention prepared beside the owners of states, in one launch: the bits of gdn/kda_prepare
-and gdn/kda_own, one after the other."""
+"""gdn/kda_ahead: chunks of Kimi Delta Attention prepared beside the owners of states, in one launch: the bits of
+gdn/kda_prepare and gdn/kda_own, one after the other."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ struct KdaAheadModel {
     // A multiprocessor prepares a record in 5.3, two at a time. Of the launch, 15 are before an owner has its first records;
     // what is prepared in the last 10 is applied too late.
     static constexpr double kRecord = 5.3, kFirst = 15, kLast = 10;
-    static constexpr double kWorthIt = 0.97;
+    static constexpr double kWorthIt = 0.95;
 
     const KdaSegmentsProblem& problem;
 
