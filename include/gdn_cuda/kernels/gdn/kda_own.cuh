@@ -52,7 +52,7 @@ __device__ __forceinline__ void for_each_work_tile(KdaOwnerPlan<kConfig>& shared
     }
 }
 
-// A block's roles, once barriers are set. first: its first work tile; kWaits: as KdaRecords has it.
+// A block's roles, once barriers are set. first: its first work tile; kWaits: as KdaLoader has it.
 template <ChunkedConfig kConfig, bool kWaits>
 __device__ __forceinline__ void run_kda_owner(KdaOwnerPlan<kConfig>& shared, const KdaOwnArgs& args, int first, int blocks) {
     // setmaxnreg: 512 registers a lane of four warpgroups.

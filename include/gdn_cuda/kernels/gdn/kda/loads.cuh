@@ -23,8 +23,7 @@ __device__ __forceinline__ void release_work(KdaOwnerPlan<kConfig>& shared, int 
     if (threadIdx.x % 32 == 0) barrier(shared.work_empty[PipelineStage<kKdaOwnSlots>(index).index]).arrive();
 }
 
-// A work tile's records, by the block's chunks. kWaits: other blocks of the launch prepare them.
-template <bool kWaits>
+// A work tile's records, by the block's chunks.
 struct KdaRecords {
     const KdaRecord* records;
     const unsigned* flags;
@@ -51,10 +50,6 @@ struct KdaRecords {
         const int at = (positions != nullptr ? positions[chunk] : position + chunk * step) - first;
         return max(min(at, count - 1), 0);
     }
-    // Once the record is there: then a proxy fence comes before its loads.
-    __device__ __forceinline__ unsigned wait_for_flags(int index) const {
-        return kWaits ? wait_for_count(flags + index, 1) : flags[index];
-    }
 };
 
 // By a warpgroup that has written a chunk's outputs in place of its values. By TMA, unless the tile would overwrite the next
@@ -73,7 +68,7 @@ __device__ __forceinline__ void store_output(const Owner& own, int chunk, const 
     arrive_by_warp(own, own.shared.output_full[stage]);
 }
 
-// kWaits: as KdaRecords has it.
+// kWaits: other blocks of the launch prepare the records.
 template <ChunkedConfig kConfig, bool kWaits>
 struct KdaLoader {
     using Copy = cute::SM90_BULK_COPY_G2S;
@@ -103,11 +98,15 @@ struct KdaLoader {
     }
 
   private:
+    // Once the record is there: then a proxy fence comes before its loads.
+    __device__ __forceinline__ static unsigned flags_of(const KdaRecords& from, int index) {
+        return kWaits ? wait_for_count(from.flags + index, 1) : from.flags[index];
+    }
     __device__ __forceinline__ static uint64_t* word(Barrier& full) { return reinterpret_cast<uint64_t*>(&full); }
 
     __device__ __forceinline__ void load_records(const KdaOwnWork& work) {
         constexpr int kTiles = kKdaPlainTiles * kTile;
-        const KdaRecords<kWaits> from(all, work);
+        const KdaRecords from(all, work);
         const int begin = work.begin, last = work.tokens.chunks - 1, wants_next = max(begin, last - (kKdaPlannedAhead - 1));
         int index = work.work_tile.first_record, next_index = from.index(min(begin + 1, last));
         unsigned flags = kWaits ? 0 : from.flags[index];
@@ -117,7 +116,7 @@ struct KdaLoader {
             if (chunk == wants_next) barrier(shared.next_wanted).arrive();
             const unsigned next_flags = kWaits ? 0 : from.flags[next_index];
             const int after_next = from.index(min(chunk + 2, last));
-            if constexpr (kWaits) flags = from.wait_for_flags(index);
+            if constexpr (kWaits) flags = flags_of(from, index);
             Barrier& full = barrier(shared.stage_full[current.index]);
             barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
             if constexpr (kWaits) fence_proxy_async_global();
@@ -157,11 +156,11 @@ struct KdaLoader {
         if (lane == 0) barrier(shared.stage_full[stage]).arrive();
     }
     __device__ __forceinline__ void load_residuals(const KdaOwnWork& work) {
-        const KdaRecords<kWaits> from(all, work);
+        const KdaRecords from(all, work);
 #pragma unroll 1
         for (int chunk = work.begin; chunk < work.tokens.chunks; ++chunk) {
             const int index = chunk == work.begin ? work.work_tile.first_record : from.index(chunk);  // as load_records has it
-            if (!(from.wait_for_flags(index) & kKdaCancels)) continue;
+            if (!(flags_of(from, index) & kKdaCancels)) continue;
             auto& stage = shared.stages[PipelineStage<kConfig.stages>(chunk).index];
             const KdaRecord& record = from.records[index];
             Barrier& full = barrier(shared.residual_full);
