@@ -3,6 +3,7 @@ of few heads has. Needs a Hopper.
 
     for window in auto 12 20 32 48 64 128; do GDN_KDA_WINDOW=$window python benchmarks/kda_windows.py; done
     for n in auto 1 3 4 5 6 8 9 12 16 24; do GDN_KDA_SEGMENTS=$n python benchmarks/kda_windows.py --few-heads; done
+    for n in auto 0 1; do GDN_KDA_AHEAD=$n python benchmarks/kda_windows.py --ahead; done
     python benchmarks/kda_windows.py --packed    sequences of benchmarks/kda_peers.py with more work tiles than a GPU has SMs
 
 µs by events over replays of a CUDA graph with ten calls, median of nine; initial and final states in fp32.
@@ -29,6 +30,15 @@ FEW_HEADS = (
     (4, 8192, 1),
     (8, 8192, 1),
     (4, 16384, 2),
+)
+# Where chunks may be prepared beside the owners of states.
+AHEAD = (
+    *((heads, 8192, 1) for heads in (8, 12, 16, 20, 24, 32, 40, 48, 56, 64)),
+    *((heads, 2048, 1) for heads in (16, 32, 48)),
+    (16, 1024, 1),
+    (32, 1024, 1),
+    (16, 32768, 1),
+    (8, 4096, 4),
 )
 
 
@@ -84,14 +94,15 @@ def print_packed() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--few-heads", action="store_true", help="the shapes that segments are for")
+    parser.add_argument("--ahead", action="store_true", help="the shapes that one launch for both kernels is for")
     parser.add_argument("--packed", action="store_true")
     options = parser.parse_args()
-    window, segments = (os.environ.get(name, "auto") for name in ("GDN_KDA_WINDOW", "GDN_KDA_SEGMENTS"))
-    print(f"{torch.cuda.get_device_name()}, window {window}, segments {segments}")
+    names = ("GDN_KDA_WINDOW", "GDN_KDA_SEGMENTS", "GDN_KDA_AHEAD")
+    print(", ".join([torch.cuda.get_device_name(), *(f"{name}={os.environ.get(name, 'auto')}" for name in names)]))
     if options.packed:
         print_packed()
     else:
-        print_padded(FEW_HEADS if options.few_heads else SHAPES)
+        print_padded(FEW_HEADS if options.few_heads else AHEAD if options.ahead else SHAPES)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ In eleven kernels racecheck reports pairs of accesses that are ordered by means 
 - ssd/prefill_mma: chunks that cp.async has written, read after the wait for its group and a barrier of all threads; in fp16
   alone, whose code is that of bf16. The emulator, which tracks both, reports none.
 - kda_own: the same arrivals; not run with every lane arriving. The emulator reports none.
+- kda_ahead: not run yet; what it has of kda_own and kda_prepare is theirs.
 - kda_prepare: a named barrier of the four warps that invert, as in gdn/prefill_mma (suspected; not run with every warp there).
   The emulator reports none.
 - seq_state_update: a warp's ldmatrix, which is one instruction, then the same warp's stores.

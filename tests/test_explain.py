@@ -243,8 +243,16 @@ def test_segments_are_explained() -> None:
     assert [kernel for kernel, _ in launches(split)][1:] == ["gdn/kda_own", "gdn/kda_fold", "gdn/kda_own"]
     assert "9 segments of a sequence of 512 chunks in a window, at most 57 chunks each" in str(split)
     whole = explained(gdn_cuda.chunked_forward, *given, device="h200", deterministic=True)
-    assert [kernel for kernel, _ in launches(whole)][1:] == ["gdn/kda_own"]
-    assert "sequences are not split into segments" in str(whole)
+    assert [kernel for kernel, _ in launches(whole)] == ["gdn/kda_ahead"]
+
+
+def test_one_launch_for_prefill_with_gates_of_channels_is_explained() -> None:
+    rows = torch.empty(1, 8192, 32, 128, dtype=torch.bfloat16, device="meta")
+    given = rows, rows, rows, torch.empty(1, 8192, 32, device="meta"), torch.empty(1, 8192, 32, 128, device="meta")
+    for deterministic in (False, True):
+        found = explained(gdn_cuda.chunked_forward, *given, device="h200", deterministic=deterministic)
+        assert [kernel for kernel, _ in launches(found)] == ["gdn/kda_ahead"]
+        assert "68 blocks prepare 4096 records; 64 own 64 work tiles of 64 rows" in str(found)
 
 
 def test_heads_of_long_sequences_fit_the_default_workspace() -> None:

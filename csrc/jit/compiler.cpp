@@ -35,7 +35,7 @@ std::string numbered(const std::string& code) {
 std::string reproduction(const KernelSource& source, const std::string& arch, const Toolchain& tools) {
     std::vector<std::string> words = {
         tools.nvcc.empty() ? "nvcc" : tools.nvcc.string(), "-x", "cu", "-", "-cubin", "-o", "/dev/null"};
-    for (const auto& options : {code_options(arch), dialect_options(true)})
+    for (const auto& options : {code_options(source, arch), dialect_options(true)})
         words.insert(words.end(), options.begin(), options.end());
     for (const auto& folder : tools.include_dirs(source.uses_cutlass)) words.push_back("-I" + folder.string());
     for (std::string& word : words) word = shell_word(word);
@@ -56,9 +56,10 @@ std::optional<int> number_before(std::string_view line, std::string_view unit) {
 
 }  // namespace
 
-std::vector<std::string> code_options(const std::string& arch) {
+std::vector<std::string> code_options(const KernelSource& source, const std::string& arch) {
     // With CUTLASS's asserts, which are function calls, ptxas would serialize wgmmas.
     std::vector<std::string> options = {"--gpu-architecture=" + arch, "--std=c++20", "-DNDEBUG"};
+    if (source.few_registers) options.push_back("--ptxas-options=--register-usage-level=0");
     if (env().lineinfo) options.push_back("-lineinfo");
     return options;
 }

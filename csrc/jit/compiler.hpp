@@ -20,7 +20,7 @@ struct Compiled {
 };
 
 // Flags that change the code, common to both compilers. They are part of the key, so they hold no path.
-std::vector<std::string> code_options(const std::string& arch);
+std::vector<std::string> code_options(const KernelSource& source, const std::string& arch);
 // Additional flags of one compiler; part of the key too.
 std::vector<std::string> dialect_options(bool use_nvcc);
 

@@ -35,7 +35,7 @@ Compiled compile_nvcc(const KernelSource& source, const std::string& arch, const
     if (const std::string reason = write_atomically(input, source.code, 0600); !reason.empty())
         throw Error(fmt::format("{}: cannot write the source for nvcc: {}", source.id(), reason));
 
-    std::vector<std::string> options = code_options(arch);
+    std::vector<std::string> options = code_options(source, arch);
     for (const std::string& option : dialect_options(true)) options.push_back(option);
     options.insert(options.end(), {"-Xptxas", "-v", "--frandom-seed=" + key});
     if (env().dump) options.insert(options.end(), {"--keep", "--keep-dir", temporary.path().string()});

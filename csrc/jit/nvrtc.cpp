@@ -214,7 +214,7 @@ Compiled compile_here(const KernelSource& source, const std::string& arch, const
     const Nvrtc& nvrtc = nvrtc_of(tools);
     require_arch(nvrtc, source, arch);
 
-    std::vector<std::string> options = code_options(arch);
+    std::vector<std::string> options = code_options(source, arch);
     for (const std::string& option : dialect_options(false)) options.push_back(option);
     options.push_back("--ptxas-options=-v");
     // NVRTC 12.9 and later cache results beside the driver's cache; a cached result reports no registers or spills.

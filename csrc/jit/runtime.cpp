@@ -65,7 +65,7 @@ std::string add_to(const std::string& code, const Identities& known) {
 std::string key_with(const KernelSource& source, const std::string& arch, const std::string& included) {
     KeyBuilder key;
     key.add("format", kFormat).add("kernel", source.id()).add("source", source.code).add("arch", arch);
-    for (const std::string& option : code_options(arch)) key.add("option", option);
+    for (const std::string& option : code_options(source, arch)) key.add("option", option);
     key.add("uses cutlass", source.uses_cutlass ? "1" : "0").add("included headers", included);
     return key.hex();
 }

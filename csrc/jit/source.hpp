@@ -8,10 +8,11 @@ namespace gdn_cuda::jit {
 
 struct KernelSource {
     std::string family;
-    std::string name;           // include/gdn_cuda/kernels/<family>/<name>.cuh
-    std::string configuration;  // "{.head_k = 128, .state = DType::f32}": for messages and as the template argument
-    std::string code;           // the translation unit: one #include and one explicit instantiation
-    bool uses_cutlass = false;  // adds CUTLASS's and libcu++'s include folders, and their identity to the key
+    std::string name;            // include/gdn_cuda/kernels/<family>/<name>.cuh
+    std::string configuration;   // "{.head_k = 128, .state = DType::f32}": for messages and as the template argument
+    std::string code;            // the translation unit: one #include and one explicit instantiation
+    bool uses_cutlass = false;   // adds CUTLASS's and libcu++'s include folders, and their identity to the key
+    bool few_registers = false;  // ptxas makes no optimisations that take more registers
 
     std::string id() const { return family + "/" + name; }
 };

@@ -18,6 +18,7 @@ struct KernelTraits {
     int min_capability = 80;                               // of the device
     int max_capability = std::numeric_limits<int>::max();  // for a kernel with architecture-specific instructions
     bool uses_cutlass = false;                             // whether its .cuh includes headers of CUTLASS or libcu++
+    bool few_registers = false;                            // jit::KernelSource's
     bool starts_early = false;                             // whether it waits for the grid before (dependent_launch.cuh)
 };
 constexpr KernelTraits kernel_traits(const char* family, const char* name, const char* config_type, const char* args_type,

@@ -3,7 +3,8 @@
 namespace gdn_cuda {
 
 jit::KernelSource source_of(const KernelTraits& kernel, std::string configuration) {
-    jit::KernelSource source{kernel.family, kernel.name, std::move(configuration), {}, kernel.uses_cutlass};
+    jit::KernelSource source{kernel.family,       kernel.name,         std::move(configuration), {},
+                             kernel.uses_cutlass, kernel.few_registers};
     source.code = jit::include_of(source.id()) +
                   fmt::format(
                       "using namespace gdn_cuda;\n"

@@ -347,6 +347,12 @@ def kda_segments() -> None:
     gdn_cuda.chunked_forward(**x, beta=draw(1, 500, 2).sigmoid(), gate=gate, use_qk_l2norm=True)
 
 
+@sanitizes("kda_ahead", variables={"GDN_KDA_AHEAD": "1"})
+def kda_ahead() -> None:
+    """As `kda`, in one launch."""
+    kda()
+
+
 @sanitizes("kda_mma", variables={"GDN_PREFILL": "mma"})
 def kda_mma() -> None:
     """Packed sequences with right and invalid offsets, pools, checkpoints, every form of a gate, decays of every speed, and a

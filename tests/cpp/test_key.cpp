@@ -203,7 +203,8 @@ TEST_F(CodeKey, EveryFieldCounts) {
     EXPECT_EQ(before.size(), 64u) << before;
     EXPECT_EQ(key(root / "include", source), before) << "the include folder itself is accepted too";
     for (auto change : {+[](jit::KernelSource& s) { s.family = "scan"; }, +[](jit::KernelSource& s) { s.name = "yot"; },
-                        +[](jit::KernelSource& s) { s.code += " "; }, +[](jit::KernelSource& s) { s.uses_cutlass = true; }}) {
+                        +[](jit::KernelSource& s) { s.code += " "; }, +[](jit::KernelSource& s) { s.uses_cutlass = true; },
+                        +[](jit::KernelSource& s) { s.few_registers = true; }}) {
         jit::KernelSource changed = source;
         change(changed);
         EXPECT_NE(key(root, changed), before);

@@ -94,6 +94,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
         "gdn/backward_chain",
         "gdn/kda_gradients",
     ),
+    "test_kda_ahead.py::test_the_bits_of_two_launches[1]": ("gdn/kda_ahead",),
     "test_kda_segments.py::test_without_states[3]": ("gdn/kda_fold",),
     "test_kda_mma.py::test_lengths[65]": ("gdn/kda_mma",),
     "test_kda_prefill.py::test_windows_of_packed_sequences[3]": ("gdn/kda_order",),

@@ -18,7 +18,8 @@ import gdn_cuda
 BF16, FP16 = torch.bfloat16, torch.float16
 BOUND = {BF16: 5e-3, FP16: 1.25e-3}  # of outputs and states
 KERNELS = ("gdn/kda_prepare", "gdn/kda_own")
-OTHERS = ("gdn/kda_fold", "gdn/move_states")  # where there are segments, and states that are not in the call's tensors
+# Where there are segments, states that are not in the call's tensors, and one launch for both.
+OTHERS = ("gdn/kda_fold", "gdn/move_states", "gdn/kda_ahead")
 # Rounding a matrix once is 1.7e-3; Z and P' come of rounded ones.
 PARTS = {"key_in": 2.5e-3, "query_in": 2.5e-3, "decay": 1e-5, "update": 5e-3, "scores": 1e-2}  # the last of few products
 
@@ -55,7 +56,8 @@ def there(device: Device, x: dict[str, Any]) -> dict[str, Any]:
 def launch_parts(device: Device, x: dict[str, Tensor], **options: Any) -> dict[str, Tensor]:
     """The internal operator, which runs one kernel or both on the whole call."""
     asked = zip(KERNELS, (options.get("prepares", True), options.get("owns", True)), strict=True)
-    with device.only(*(name for name, is_asked in asked if is_asked)):
+    order = ["gdn/kda_order"] if "cu_seqlens" in x else []
+    with device.only(*(name for name, is_asked in asked if is_asked), *order):
         found = run(there(device, x), **there(device, options))
     return {name: t.cpu() for name, t in found.items()}
 

@@ -185,7 +185,7 @@ def test_slots_past_the_pool_write_nothing(device: Device) -> None:
     x = inputs(70, B=2)
     pool = torch.randn(3, *x["state"].shape[1:], generator=torch.Generator().manual_seed(3))
     given = there(device, x | {"state": pool.clone(), "state_indices": torch.tensor([7, 1])})
-    with device.only(*KERNELS):
+    with device.only(*KERNELS, *OTHERS):
         out, after = gdn_cuda.chunked_forward(**given, use_qk_l2norm=True)
     assert bool(out[0].isnan().all()) and bool(out[1].isfinite().all())
     assert torch.equal(after.cpu()[[0, 2]], pool[[0, 2]]) and not torch.equal(after.cpu()[1], pool[1])

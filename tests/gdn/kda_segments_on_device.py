@@ -11,14 +11,14 @@ import torch
 from devices import Device
 from helpers import rel_rms
 from kda_cases import agrees, decays, literal
-from kda_chunks_on_device import BF16, BOUND, FP16, KERNELS, inputs, launch, there
+from kda_chunks_on_device import BF16, BOUND, FP16, KERNELS, OTHERS, inputs, launch, there
 from kda_prefill_on_device import ROWS, packed, states_of
 from torch import Tensor
 
 import gdn_cuda
 
 CHOSEN = os.environ.get("GDN_KDA_SEGMENTS", "auto")
-FOLDED = (*KERNELS, "gdn/kda_fold")
+FOLDED = (*KERNELS, *OTHERS)
 
 
 def split(device: Device, monkeypatch: pytest.MonkeyPatch, segments: str, window: str = "auto") -> None:
@@ -82,7 +82,7 @@ def test_a_pool_in_place(device: Device, segments: int, dtype: torch.dtype) -> N
     pool = torch.randn(4, *x["state"].shape[1:], generator=torch.Generator().manual_seed(9)).to(dtype)
     given = there(device, x | {"state": pool.clone(), "state_indices": torch.tensor([2, -1, 0])})
     after: Any
-    with device.only(*FOLDED, "gdn/kda_order", "gdn/move_states"):
+    with device.only(*FOLDED, "gdn/kda_order"):
         out, after, rows = gdn_cuda.chunked_forward(**given, use_qk_l2norm=True, checkpoint_every=64)
     output, states = states_of(x, pool[[2, 0, 0]].float())
     output[260:263] = 0
@@ -116,7 +116,7 @@ def test_deterministic_calls_are_not_split(device: Device, segments: int) -> Non
     x = inputs(device.size(200, 1000), "init", Hk=2, Hv=2)
     options: dict[str, Any] = {"use_qk_l2norm": True, "deterministic": True}
     one = {name: t[:, -1:] if name == "state" else t[:, :, -1:] for name, t in x.items()}
-    with device.only(*KERNELS):
+    with device.only(*KERNELS, "gdn/kda_ahead"):
         out, state = gdn_cuda.chunked_forward(**there(device, x), **options)
         alone, alone_state = gdn_cuda.chunked_forward(**there(device, one), **options)
     assert torch.equal(alone, out[:, :, -1:]) and torch.equal(alone_state, state[:, -1:])

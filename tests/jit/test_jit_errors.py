@@ -283,6 +283,7 @@ def test_the_table_lists_every_variable_and_its_actual_default(start: Start) -> 
         "GDN_JIT_CACHE_MAX_BYTES",
         "GDN_INTEGRATIONS",
         "GDN_JIT_NVCC",
+        "GDN_KDA_AHEAD",
         "GDN_KDA_BACKWARD_SEGMENTS",
         "GDN_KDA_SEGMENTS",
         "GDN_KDA_WINDOW",

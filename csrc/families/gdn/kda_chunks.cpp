@@ -42,6 +42,25 @@ KdaSegments segments_of(const Prepared& prepared, const KdaSplit& split) {
             .follow = false};
 }
 
+// All chunks, in one launch.
+void run_ahead(KdaPrepareArgs& prepare, KdaOwnArgs& own, const KdaWorkspace& workspace, const KdaSplit& split, DType io,
+               const Target& target) {
+    const GdnCall& call = own.chunked.call;
+    prepare.per_head = prepare.call.window.count = own.window.count = split.window;
+    own.window.is_last = true;
+    own.work_tiles = std::min(call.sequences, split.window) * call.heads * own.row_tiles;
+    // Flags, and the words after them.
+    const size_t words = static_cast<size_t>(workspace.counters + kKdaAheadCounters - workspace.flags);
+    jit::clear_words(workspace.flags, words, target.ordinal, target.stream);
+    KdaAhead::run(io,
+                  {.prepare = prepare,
+                   .own = own,
+                   .counters = workspace.counters,
+                   .preparers = static_cast<int>(split.ahead.preparers),
+                   .first_records = static_cast<unsigned>(split.ahead.first_records)},
+                  split.ahead, target);
+}
+
 // A window's chunks.
 void run_owners(KdaOwnArgs& own, DType io, const Target& target) {
     KdaSegments& segments = own.segments;
@@ -57,18 +76,23 @@ void run_owners(KdaOwnArgs& own, DType io, const Target& target) {
 
 KdaSplit kda_split(const Prepared& prepared, bool deterministic, const Target& target) {
     const int window = window_of(prepared);
-    if (deterministic || prepared.sequences.count == 0) return {window, 0};
+    if (prepared.sequences.count == 0) return {.window = window, .segment = 0, .ahead = {}};
     const GdnCall& call = prepared.args;
     const int64_t chunks = chunks_in_window(prepared, window);
+    const KdaSegmentsProblem problem{.sequences = prepared.sequences.count,
+                                     .heads = call.heads,
+                                     .chunks = chunks,
+                                     .row_tiles = ceil_div(call.dv, kValueRows),
+                                     .transition_tiles = ceil_div(call.dk, kValueRows),
+                                     .multiprocessors = jit::device_traits(target.ordinal).multiprocessors};
     const int wanted = kKdaSegmentsVariable.value();
-    const int64_t segments = wanted > 0 ? wanted
-                                        : kda_segments({.sequences = prepared.sequences.count,
-                                                        .heads = call.heads,
-                                                        .chunks = chunks,
-                                                        .row_tiles = ceil_div(call.dv, kValueRows),
-                                                        .transition_tiles = ceil_div(call.dk, kValueRows),
-                                                        .multiprocessors = jit::device_traits(target.ordinal).multiprocessors});
-    return {window, segments > 1 ? static_cast<int>(ceil_div(chunks, segments)) : 0};
+    int64_t segments = deterministic ? 1 : wanted > 0 ? wanted : kda_segments(problem);
+    const auto ahead = static_cast<WantedKdaAhead>(kKdaAheadVariable.value());
+    KdaAheadSplit split{};
+    if (ahead != WantedKdaAhead::never && window >= kda_positions(prepared.sequences) && (wanted <= 1 || segments == 1))
+        split = ahead == WantedKdaAhead::always ? split_kda_ahead(problem) : kda_ahead_split(problem, segments);
+    if (split.owners > 0) segments = 1;
+    return {.window = window, .segment = segments > 1 ? static_cast<int>(ceil_div(chunks, segments)) : 0, .ahead = split};
 }
 
 KdaWorkspaceSize kda_workspace(const Prepared& prepared, const KdaSplit& split) {
@@ -85,7 +109,8 @@ KdaWorkspaceSize kda_workspace(const Prepared& prepared, const KdaSplit& split) 
 
 int64_t KdaWorkspaceSize::bytes() const {
     const int64_t records = int64_t{heads} * window;
-    return records * sizeof(KdaRecord) + positions * sizeof(KdaChunkPlace) + 4 * (carried + segments + records + positions + 2);
+    return records * sizeof(KdaRecord) + positions * sizeof(KdaChunkPlace) +
+           4 * (carried + segments + records + positions + 2 + kKdaAheadCounters);
 }
 
 KdaWorkspace KdaWorkspaceSize::at(void* memory) const {
@@ -101,6 +126,7 @@ KdaWorkspace KdaWorkspaceSize::at(void* memory) const {
     if (positions > 0) parts.positions = words;
     parts.flags = reinterpret_cast<unsigned*>(words + positions);
     parts.taken = parts.flags + records;
+    parts.counters = parts.taken + 2;
     return parts;
 }
 
@@ -157,6 +183,7 @@ void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, con
                    .taken = workspace.taken,
                    .row_tiles = static_cast<int>(ceil_div(call.dv, kValueRows))};
     own.segments.states = workspace.segments;
+    if (split.ahead.owners > 0) return run_ahead(prepare, own, workspace, split, sequences.io, target);
     for (int64_t first = 0; first < positions; first += window) {
         prepare.call.window.first = own.window.first = static_cast<int>(first);
         prepare.per_head = prepare.call.window.count = own.window.count =
@@ -230,7 +257,7 @@ void run_chunks(const KdaChunks& x) {
         KdaPrepare::run(prepared.args, {.prepared = View(x.records).data, .chunks = count}, prepared.sequences.io, target);
         return;
     }
-    const KdaSplit whole{static_cast<int>(count), 0};
+    const KdaSplit whole{.window = static_cast<int>(count), .segment = 0, .ahead = {}};
     KdaWorkspaceSize tables = kda_workspace(prepared, whole);
     tables.window = 0;
     const Tensor memory = torch::stable::new_empty(x.out, {ceil_div(tables.bytes(), int64_t{4})}, ScalarType::Float);

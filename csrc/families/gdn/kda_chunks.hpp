@@ -1,7 +1,9 @@
-// Kimi Delta Attention by chunks: gdn/kda_prepare, then gdn/kda_own, for one window of chunks after another.
+// Kimi Delta Attention by chunks: gdn/kda_prepare, then gdn/kda_own, for one window of chunks after another; or both at once,
+// in gdn/kda_ahead, for the only window.
 #pragma once
 
 #include "../chunked/launch.hpp"
+#include "kda_ahead.hpp"
 #include "kda_fold.hpp"
 #include "kda_order.hpp"
 #include "kda_own.hpp"
@@ -16,9 +18,11 @@ inline int64_t kda_positions(const Sequences& sequences) {
     return sequences.packed() ? sequences.tokens / kChunk + sequences.count : sequences.count * chunks_in(sequences.tokens);
 }
 // How a call is split: positions of a window (GDN_KDA_WINDOW, or as many as memory is to hold records of), and chunks of a
-// segment at most (GDN_KDA_SEGMENTS, or by kda_segments.hpp), 0: sequences are not split.
+// segment at most (GDN_KDA_SEGMENTS, or by kda_segments.hpp), 0: sequences are not split. ahead: with one window and without
+// segments (GDN_KDA_AHEAD, or by kda_ahead_model.hpp).
 struct KdaSplit {
     int window, segment;
+    KdaAheadSplit ahead;
 };
 // deterministic: no segments, as their number depends on the batch.
 KdaSplit kda_split(const Prepared& prepared, bool deterministic, const Target& target);
@@ -32,6 +36,7 @@ struct KdaWorkspace {
     float* carried;         // where final states are not fp32
     float* segments;        // KdaSegments::states
     unsigned* taken;        // two words: work tiles that blocks of gdn/kda_own have taken
+    unsigned* counters;     // KdaAheadArgs::counters
 };
 struct KdaWorkspaceSize {
     int64_t window = 0, positions = 0, carried = 0, segments = 0;  // carried, segments: elements

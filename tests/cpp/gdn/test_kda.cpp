@@ -3,6 +3,7 @@
 
 #include <gdn_cuda/kernels/gdn/kda_backward/plan.cuh>
 
+#include "families/gdn/kda_ahead_model.hpp"
 #include "families/gdn/kda_backward_segments.hpp"
 #include "families/gdn/kda_segments.hpp"
 #include "families/gdn/kda_window.hpp"
@@ -74,6 +75,74 @@ TEST(KdaSegments, SaveWhatTheModelAsksFor) {
 }
 
 constexpr int kH200 = 132;
+
+KdaSegmentsProblem problem_of(i64 sequences, i64 heads, i64 tokens, i64 multiprocessors = kH200) {
+    return {.sequences = sequences,
+            .heads = heads,
+            .chunks = tokens / 64,
+            .row_tiles = 2,
+            .transition_tiles = 2,
+            .multiprocessors = multiprocessors};
+}
+KdaAheadSplit ahead(i64 sequences, i64 heads, i64 tokens) {
+    const KdaSegmentsProblem problem = problem_of(sequences, heads, tokens);
+    return kda_ahead_split(problem, kda_segments(problem));
+}
+
+TEST(KdaAhead, IsForOwnersThatLeaveMultiprocessorsFree) {
+    for (const i64 heads : {16, 24, 32, 40}) {
+        EXPECT_EQ(ahead(1, heads, 8192).owners, 2 * heads) << heads;
+        EXPECT_EQ(ahead(1, heads, 8192).preparers, kH200 - 2 * heads) << heads;
+    }
+    EXPECT_EQ(ahead(2, 8, 8192).owners, 32);
+    EXPECT_EQ(ahead(1, 64, 8192).owners, 0);
+    EXPECT_EQ(ahead(1, 96, 8192).owners, 0);
+    EXPECT_EQ(ahead(20, 64, 400).owners, 0);
+}
+
+TEST(KdaAhead, LeavesLongSequencesOfFewHeadsToSegments) {
+    EXPECT_EQ(ahead(1, 4, 32768).owners, 0);
+    EXPECT_EQ(ahead(1, 8, 32768).owners, 0);
+    EXPECT_EQ(ahead(1, 4, 8192).owners, 0);
+}
+
+TEST(KdaAhead, IsNotForShortCalls) {
+    for (const i64 tokens : {0, 64, 200}) EXPECT_EQ(ahead(1, 16, tokens).owners, 0) << tokens;
+    EXPECT_EQ(ahead(0, 16, 8192).owners, 0);
+}
+
+TEST(KdaAhead, HasOwnersPrepareWhereTheOthersWouldTakeLonger) {
+    EXPECT_EQ(ahead(1, 16, 8192).first_records, 0);
+    const i64 first = ahead(1, 32, 8192).first_records, records = 32 * 128;
+    EXPECT_GT(first, records / 4);
+    EXPECT_LT(first, records);
+}
+
+TEST(KdaAhead, SavesWhatTheModelAsksFor) {
+    for (const i64 heads : {1, 4, 12, 16, 24, 32, 48, 65, 66})
+        for (const i64 chunks : {1, 16, 128, 512})
+            for (const i64 multiprocessors : {1, 78, 132}) {
+                const KdaSegmentsProblem problem = problem_of(1, heads, 64 * chunks, multiprocessors);
+                const i64 segments = kda_segments(problem);
+                const KdaAheadSplit split = kda_ahead_split(problem, segments);
+                EXPECT_LE(split.owners + split.preparers, multiprocessors);
+                if (split.owners == 0) continue;
+                EXPECT_GT(split.preparers, 0);
+                EXPECT_LE(split.first_records, heads * chunks);
+                EXPECT_LT(KdaAheadModel{problem}(), KdaSegmentsModel{problem}(segments));
+            }
+}
+
+// Of blocks that prepare until no record is left there may be none: then no block owns rows before all records are taken.
+TEST(KdaAhead, EndsOnAnyDevice) {
+    for (const i64 multiprocessors : {1, 2, 3, 132})
+        for (const i64 heads : {1, 2, 16, 200}) {
+            const KdaAheadSplit split = split_kda_ahead(problem_of(1, heads, 640, multiprocessors));
+            EXPECT_GE(split.owners, 1);
+            EXPECT_LE(split.owners + split.preparers, multiprocessors);
+            EXPECT_TRUE(split.preparers > 0 || split.first_records == kAllKdaRecords);
+        }
+}
 
 KdaChains chains_of(i64 pairs, i64 tokens) {
     return {.pairs = pairs, .chunks = ceil_div(tokens, i64{16}), .value_tiles = 2, .key_tiles = 2, .fold_blocks = pairs * 8};

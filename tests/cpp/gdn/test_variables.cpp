@@ -36,6 +36,17 @@ TEST(GdnVariables, TheSegmentsOfKimiDeltaAttention) {
     EXPECT_CONTAINS(segments("257"), "GDN_KDA_SEGMENTS: expected auto, or a number from 1 to 256, got \"257\"");
 }
 
+TEST(GdnVariables, TheLaunchOfKimiDeltaAttention) {
+    const auto ahead = [](const char* text) {
+        return in_child({{"GDN_KDA_AHEAD", text}}, [] { return std::to_string(gdn::kKdaAheadVariable.value()); }).value;
+    };
+    const auto number = [](gdn::WantedKdaAhead wanted) { return std::to_string(static_cast<int>(wanted)); };
+    EXPECT_EQ(ahead("auto"), number(gdn::WantedKdaAhead::automatic));
+    EXPECT_EQ(ahead("0"), number(gdn::WantedKdaAhead::never));
+    EXPECT_EQ(ahead("1"), number(gdn::WantedKdaAhead::always));
+    EXPECT_CONTAINS(ahead("2"), "GDN_KDA_AHEAD: expected auto, 0 or 1, got \"2\"");
+}
+
 TEST(GdnVariables, TheSegmentsOfTheBackwardOfKimiDeltaAttention) {
     const auto segments = [](const char* text) {
         return in_child({{"GDN_KDA_BACKWARD_SEGMENTS", text}},

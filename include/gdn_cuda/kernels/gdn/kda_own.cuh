@@ -52,6 +52,31 @@ __device__ __forceinline__ void for_each_work_tile(KdaOwnerPlan<kConfig>& shared
     }
 }
 
+// A block's roles, once barriers are set. first: its first work tile; kWaits: as KdaLoader has it.
+template <ChunkedConfig kConfig, bool kWaits>
+__device__ __forceinline__ void run_kda_owner(KdaOwnerPlan<kConfig>& shared, const KdaOwnArgs& args, int first, int blocks) {
+    // setmaxnreg: 512 registers a lane of four warpgroups.
+    constexpr int kLoading = 40, kPlanning = 48, kOutputs = 192, kChain = 232;
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
+    if (group == 0) {
+        cutlass::arch::warpgroup_reg_dealloc<kLoading>();
+        KdaLoader<kConfig, kWaits>{shared, args}.run(__shfl_sync(0xffffffffu, threadIdx.x / 32, 0));
+    } else if (group == 1) {
+        cutlass::arch::warpgroup_reg_alloc<kOutputs>();
+        for_each_work_tile(shared, [&](const KdaOwnWork& work, unsigned residual_parity) {
+            return KdaOutputs<kConfig>(shared, args.chunked, work, residual_parity).run();
+        });
+    } else if (group == KdaPlanner<kConfig>::kGroup) {
+        cutlass::arch::warpgroup_reg_dealloc<kPlanning>();
+        KdaPlanner<kConfig>{shared, args, first, blocks}.run();
+    } else {
+        cutlass::arch::warpgroup_reg_alloc<kChain>();
+        for_each_work_tile(shared, [&](const KdaOwnWork& work, unsigned residual_parity) {
+            return KdaChain<kConfig>(shared, args.chunked, work, residual_parity).run();
+        });
+    }
+}
+
 template <KdaOwnConfig kOwnConfig>
 __global__ void __launch_bounds__(kOwnConfig.threads(), 1) kda_own(const __grid_constant__ KdaOwnArgs args) {
     constexpr ChunkedConfig kConfig = kOwnConfig.block();
@@ -65,26 +90,7 @@ __global__ void __launch_bounds__(kOwnConfig.threads(), 1) kda_own(const __grid_
     }
     __syncthreads();
     wait_on_dependent_grids();
-    // setmaxnreg: 512 registers a lane of four warpgroups.
-    constexpr int kLoading = 40, kPlanning = 48, kOutputs = 192, kChain = 232;
-    const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
-    if (group == 0) {
-        cutlass::arch::warpgroup_reg_dealloc<kLoading>();
-        KdaLoader<kConfig>{shared, args}.run(__shfl_sync(0xffffffffu, threadIdx.x / 32, 0));
-    } else if (group == 1) {
-        cutlass::arch::warpgroup_reg_alloc<kOutputs>();
-        for_each_work_tile(shared, [&](const KdaOwnWork& work, unsigned residual_parity) {
-            return KdaOutputs<kConfig>(shared, args.chunked, work, residual_parity).run();
-        });
-    } else if (group == KdaPlanner<kConfig>::kGroup) {
-        cutlass::arch::warpgroup_reg_dealloc<kPlanning>();
-        KdaPlanner<kConfig>{shared, args}.run();
-    } else {
-        cutlass::arch::warpgroup_reg_alloc<kChain>();
-        for_each_work_tile(shared, [&](const KdaOwnWork& work, unsigned residual_parity) {
-            return KdaChain<kConfig>(shared, args.chunked, work, residual_parity).run();
-        });
-    }
+    run_kda_owner<kConfig, false>(shared, args, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
 }
 
 }  // namespace gdn_cuda::gdn

@@ -34,6 +34,7 @@
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
 #include <gdn_cuda/kernels/common/tma.cuh>
 #include <gdn_cuda/kernels/gdn/kda/elements.cuh>
+#include <gdn_cuda/kernels/gdn/kda/preparing_block.cuh>
 #include <gdn_cuda/kernels/gdn/kda/products.cuh>
 #include <gdn_cuda/kernels/gdn/kda/scores.cuh>
 #include <gdn_cuda/kernels/gdn/kda/window.cuh>
@@ -41,11 +42,13 @@
 
 namespace gdn_cuda::gdn {
 
-// False if the record has no tokens.
-__device__ __forceinline__ bool find_kda_chunk(const KdaWindowCall& call, int record, int head, KdaChunk& found) {
+// False if the record has no tokens. find_span: span_of, or what returns the same.
+template <class FindSpan>
+__device__ __forceinline__ bool find_kda_chunk(const KdaWindowCall& call, int record, int head, KdaChunk& found,
+                                               FindSpan&& find_span) {
     int sequence, chunk;
     if (!find_kda_place(call, call.window, record, sequence, chunk)) return false;
-    const Span span = span_of(call.cu_seqlens, sequence, call.tokens);
+    const Span span = find_span(call.cu_seqlens, sequence, call.tokens);
     const int first = chunk * kChunk;
     if (first >= span.length) return false;
     found = {.sequence = call.cu_seqlens.data != nullptr ? 0 : sequence,
@@ -67,24 +70,30 @@ __device__ __forceinline__ bool find_kda_training_chunk(const GdnCall& call, int
     return place.sequence >= 0;
 }
 
-template <KdaPrepareConfig kConfig>
+template <KdaPrepareConfig kConfig, class Threads = KdaPreparingBlock>
 struct KdaPreparer {
     static constexpr DType kIo = kConfig.io;
     static constexpr bool kTrains = kConfig.trains;
-    static constexpr int kInverseBarrier = 1;  // all blocks of A are there, those on the diagonal inverted
+    using Thread = typename Threads::Thread;
+    using Elements = KdaElements<kConfig, Thread>;
+    using Scores = KdaScores<kIo, Thread>;
     static constexpr int kTilesBytes = kKdaTiles * sizeof(SwizzledTile);
     using Copy = cute::SM90_BULK_COPY_S2G;
 
     KdaPreparePlan& shared;
     const KdaPrepareArgs& args;
+    const Threads threads = {};
+
+    __device__ __forceinline__ unsigned thread_index() const { return threads.thread().index(); }
+    __device__ __forceinline__ Scores make_scores() const { return Scores(shared, threads.thread()); }
 
     __device__ __forceinline__ void start_beta_load(RawGates& raw, const KdaChunk& chunk) const {
-        const int token = min(static_cast<int>(threadIdx.x), chunk.tokens - 1);
+        const int token = min(static_cast<int>(thread_index()), chunk.tokens - 1);
         raw.load_beta(args.call, scalar_offset(args.call.beta, chunk.sequence, chunk.first + token, chunk.head));
     }
     // Returns whether it is too large.
     __device__ __forceinline__ bool store_beta(const RawGates& raw, const KdaChunk& chunk) const {
-        const int token = static_cast<int>(threadIdx.x);
+        const int token = static_cast<int>(thread_index());
         if (token >= kChunk) return false;
         float beta = token < chunk.tokens ? raw.beta_of(args.call, args.call.forms) : 0.f;
         if (kTrains && beta == 0.f) beta = least_beta(kIo);
@@ -111,7 +120,7 @@ struct KdaPreparer {
     }
 
     // Halves of 32 and of 16 tokens.
-    __device__ __forceinline__ void form_large_scores(KdaElements<kConfig>& elements) const {
+    __device__ __forceinline__ void form_large_scores(Elements& elements) const {
         auto& operands = shared.operands;
         const int quarter = elements.quarter;
         elements.refresh();
@@ -128,19 +137,19 @@ struct KdaPreparer {
         } else {
             elements.store_forwards_twice(operands, elements.before(2));
         }
-        __syncthreads();
-        const KdaScores<kIo> scores(shared);
+        threads.sync();
+        const Scores scores(shared, threads.thread());
         scores.multiply_halves_of_32();
         scores.multiply_halves_of_16();
     }
     // Operands of all scores, where decays are slow. They are the record's too.
-    __device__ __forceinline__ void store_scaled_operands(KdaElements<kConfig>& elements) const {
+    __device__ __forceinline__ void store_scaled_operands(Elements& elements) const {
         const bool follows = elements.quarter >= 2;
         elements.refresh();
         elements.store_around_border(shared.operands, follows, follows ? elements.before(2) : elements.after(2));
     }
     // By two: between halves of the chunk, then within them.
-    __device__ __forceinline__ void form_scores_of_halves(KdaElements<kConfig>& elements) const {
+    __device__ __forceinline__ void form_scores_of_halves(Elements& elements) const {
         auto& operands = shared.operands;
         const int quarter = elements.quarter;
         elements.refresh();
@@ -148,58 +157,58 @@ struct KdaPreparer {
             elements.store_forwards(operands.key, operands.query, 16 * (quarter - 2), elements.before(2));
         else
             elements.store_backwards(operands.key, elements.after(2));
-        __syncthreads();
-        KdaScores<kIo>(shared).multiply_halves_of_32();
-        __syncthreads();
+        threads.sync();
+        make_scores().multiply_halves_of_32();
+        threads.sync();
         elements.refresh();
         elements.store_around_border(operands, quarter % 2 == 1, {1.f, 1.f});
-        __syncthreads();
-        KdaScores<kIo>(shared).multiply_blocks_of_halves();
-        __syncthreads();
+        threads.sync();
+        make_scores().multiply_blocks_of_halves();
+        threads.sync();
     }
-    __device__ __forceinline__ void form_diagonal_scores(KdaElements<kConfig>& elements) const {
+    __device__ __forceinline__ void form_diagonal_scores(Elements& elements) const {
         elements.refresh();
         elements.store_around_middle(shared.operands);
-        __syncthreads();
-        KdaScores<kIo>(shared).multiply_diagonal();
-        __syncthreads();
+        threads.sync();
+        make_scores().multiply_diagonal();
+        threads.sync();
     }
-    __device__ __forceinline__ void form_small_scores(KdaElements<kConfig>& elements) const {
+    __device__ __forceinline__ void form_small_scores(Elements& elements) const {
         auto& operands = shared.operands;
-        KdaScores<kIo>(shared).clear_diagonal();
+        make_scores().clear_diagonal();
         elements.refresh();
         elements.template store_halves<8>(operands.key, operands.query, 0);
         elements.refresh();
         elements.template store_halves<4>(operands.other_key, operands.query, 32);
-        __syncthreads();
-        const KdaScores<kIo> scores(shared);
+        threads.sync();
+        const Scores scores(shared, threads.thread());
         scores.multiply_small_halves(8);
-        if (threadIdx.x < kChunk) {
-            float x = shared.query_key[threadIdx.x];
-            if (kTrains && static_cast<int>(threadIdx.x) >= shared.chunk.tokens) x = 0.f;  // another sequence's
-            scores.store_one(true, threadIdx.x, threadIdx.x, x);
+        if (const unsigned token = thread_index(); token < kChunk) {
+            float x = shared.query_key[token];
+            if (kTrains && static_cast<int>(token) >= shared.chunk.tokens) x = 0.f;  // another sequence's
+            scores.store_one(true, token, token, x);
         }
-        __syncthreads();
+        threads.sync();
         elements.refresh();
         elements.template store_halves<2>(operands.key, operands.query, 0);
         elements.refresh();
         elements.template store_halves<1>(operands.other_key, operands.query, 32);
-        __syncthreads();
-        KdaScores<kIo>(shared).multiply_small_halves(2);
-        __syncthreads();
+        threads.sync();
+        make_scores().multiply_small_halves(2);
+        threads.sync();
     }
 
     // By four warps: r T diag(beta), in two parts. Where decays are slow, the others form what blocks of A these have not, and
     // then P.
     __device__ __forceinline__ void invert(bool scaled) const {
         if (scaled) {
-            KdaScores<kIo>(shared).multiply_own_keys();
+            make_scores().multiply_own_keys();
             __syncwarp();
         }
         TriangleInverse inverse;
         inverse.find_lane();
         inverse.invert_diagonal(shared.triangle);
-        NamedBarrier::sync(kConfig.threads(), kInverseBarrier);
+        NamedBarrier::sync(kConfig.threads(), threads.other_barrier());
         float largest = 0.f;
         inverse.for_each_block_below(shared.triangle, shared.beta, [&](const TriangleInverse::Transposed& x, int below) {
             const int block = inverse.warp + below;
@@ -224,9 +233,9 @@ struct KdaPreparer {
     }
 
     __device__ __forceinline__ void form_other_scores(bool scaled) const {
-        const KdaScores<kIo> scores(shared);
+        const Scores scores(shared, threads.thread());
         if (scaled) scores.multiply_other_keys();
-        NamedBarrier::arrive(kConfig.threads(), kInverseBarrier);
+        NamedBarrier::arrive(kConfig.threads(), threads.other_barrier());
         if (scaled) scores.multiply_queries();
     }
 
@@ -234,14 +243,14 @@ struct KdaPreparer {
     // have been stored, as the keys have. Decays and keys are computed and loaded again rather than kept.
     __device__ __forceinline__ void store_key_residuals(const KdaChunk& chunk, bool scaled) const {
         cutlass::arch::fence_view_async_shared();
-        __syncthreads();
+        threads.sync();
         if (copies()) {
             cute::tma_store_wait<0>();
             start_tile_loads(chunk, false);
         }
-        __syncthreads();
-        KdaElements<kConfig> elements(shared);
-        typename KdaElements<kConfig>::Gates gates;
+        threads.sync();
+        Elements elements(shared, threads.thread());
+        typename Elements::Gates gates;
         elements.load_gates(gates, args.call, chunk);
         barrier(shared.tiles_full).wait(1);
         elements.load(gates, args.call, chunk);
@@ -250,27 +259,28 @@ struct KdaPreparer {
             elements.template store_divided<true>(to, elements.before(2));
         else
             elements.template store_backwards<true>(to, elements.after(scaled ? 2 : KdaPrepareConfig::kQuarters));
-        __syncthreads();
+        threads.sync();
     }
 
     // One thread copies everything; of the warps that do not invert.
-    __device__ __forceinline__ static bool copies() { return threadIdx.x == kWarpgroup; }
+    __device__ __forceinline__ bool copies() const { return thread_index() == kWarpgroup; }
 
     __device__ __forceinline__ static bool is_scaled(unsigned found) {
         return !kTrains && !(found & (kFoundVeryFast | kFoundFast | kFoundMedium));
     }
-    __device__ __forceinline__ void form_inverse(const KdaElements<kConfig>& elements, bool scaled) const {
+    __device__ __forceinline__ void form_inverse(const Elements& elements, bool scaled) const {
         if (elements.quarter < KdaPrepareConfig::kQuarters / 2)  // warp-uniform for the compiler, unlike threadIdx.x
             invert(scaled);
         else
             form_other_scores(scaled);
     }
 
-    __device__ __forceinline__ void finish(const KdaElements<kConfig>& elements, unsigned found, KdaRecord& record,
+    __device__ __forceinline__ void finish(const Elements& elements, unsigned found, KdaRecord& given,
                                            unsigned& flags_of_record) const {
         constexpr int kRows = kTilesBytes;
         const bool scaled = is_scaled(found);
         if (copies()) {
+            KdaRecord& record = threads.place_of(given);
             Copy::copy(shared.operands.key, record.key_in, kRows);
             cute::tma_store_arrive();
             Copy::copy(shared.operands.query, record.query_in, kRows);
@@ -279,23 +289,24 @@ struct KdaPreparer {
         }
         form_inverse(elements, scaled);
         if (copies()) cute::tma_store_wait<1>();  // Z replaces K_in
-        __syncthreads();
+        threads.sync();
         const bool cancels = shared.cancels[0] | shared.cancels[1] | shared.cancels[2] | shared.cancels[3];
         if (copies())
-            flags_of_record = (cancels ? kKdaCancels : 0) | (found & kFoundZero ? kKdaResets : 0) | (scaled ? kKdaScaled : 0) |
-                              (found & kFoundLarge ? kKdaOverflows : 0);
+            threads.set_flags(flags_of_record, (cancels ? kKdaCancels : 0) | (found & kFoundZero ? kKdaResets : 0) |
+                                                   (scaled ? kKdaScaled : 0) | (found & kFoundLarge ? kKdaOverflows : 0));
         if (cancels) [[unlikely]]
             store_key_residuals(shared.chunk, scaled);
-        KdaProducts<kIo> products(shared);
+        KdaProducts<kIo, Thread> products(shared, threads.thread());
         products.multiply(cancels ? shared.operands.query : nullptr, scaled);
         products.store();
         if (cancels) {
-            __syncthreads();
+            threads.sync();
             products.store_residuals();
         }
         cutlass::arch::fence_view_async_shared();
-        __syncthreads();
+        threads.sync();
         if (copies()) {
+            KdaRecord& record = threads.place_of(given);
             Copy::copy(shared.operands.key, record.update, kRows);
             Copy::copy(&shared.products, &record.scores, sizeof(SwizzledTile));
             if (cancels) {
@@ -305,8 +316,9 @@ struct KdaPreparer {
             cute::tma_store_arrive();
             cute::tma_store_wait<0>();
         }
+        threads.finish(barrier(shared.tiles_full), cancels);
     }
-    __device__ __forceinline__ void finish(const KdaElements<kConfig>& elements, unsigned, KdaTrainingRecord& record) const {
+    __device__ __forceinline__ void finish(const Elements& elements, unsigned, KdaTrainingRecord& record) const {
         if (copies()) {
             static_assert(sizeof(KdaPreparePlan::Operands) == 6 * sizeof(SwizzledTile));  // key_in, key_out, query_in
             Copy::copy(&shared.operands, &record, sizeof(shared.operands));
@@ -319,7 +331,7 @@ struct KdaPreparer {
         }
         form_inverse(elements, false);
         cutlass::arch::fence_view_async_shared();
-        __syncthreads();
+        threads.sync();
         if (copies()) {
             Copy::copy(shared.matrices.inverse, record.inverse, sizeof(record.inverse));
             cute::tma_store_arrive();
@@ -331,21 +343,22 @@ struct KdaPreparer {
     // record: a KdaRecord and its flags, or a KdaTrainingRecord.
     template <class... Record>
     __device__ __forceinline__ void run(const KdaChunk& chunk, Record&... record) const {
-        if (threadIdx.x == 0) {
+        if (thread_index() == 0) {
             shared.chunk = chunk;
-            barrier(shared.tiles_full).init(1);
-            cutlass::arch::fence_barrier_init();
+            threads.start_barrier(barrier(shared.tiles_full));
             start_tile_loads(chunk, true);
         }
-        KdaElements<kConfig> elements(shared);
-        typename KdaElements<kConfig>::Gates gates;
+        Elements elements(shared, threads.thread());
+        typename Elements::Gates gates;
         RawGates beta;
         elements.load_gates(gates, args.call, chunk);
         start_beta_load(beta, chunk);
-        if constexpr (kTrains) KdaScores<kIo>(shared).clear_blocks_above_diagonal();
-        __syncthreads();  // the barrier is there
+        const unsigned next = threads.take_next();
+        if constexpr (kTrains) make_scores().clear_blocks_above_diagonal();
+        threads.sync();  // the barrier is there
         barrier(shared.tiles_full).wait(0);
-        bool is_large = KdaScores<kIo>(shared).store_norms(args.call, kTrains ? 1.f : args.call.scale, chunk.tokens);
+        threads.store_next(next);
+        bool is_large = make_scores().store_norms(args.call, kTrains ? 1.f : args.call.scale, chunk.tokens);
         is_large |= store_beta(beta, chunk);
         elements.load(gates, args.call, chunk);
         const float2 total = elements.total();
@@ -360,11 +373,11 @@ struct KdaPreparer {
         const unsigned own = (zero ? kFoundZero : 0) | (very_fast ? kFoundVeryFast : 0) | (fast ? kFoundFast : 0) |
                              (medium ? kFoundMedium : 0) | (large ? kFoundLarge : 0);
         if (elements.lane == 0) shared.findings[kKdaTiles * elements.quarter + elements.tile] = static_cast<unsigned char>(own);
-        __syncthreads();
+        threads.sync();
         const unsigned found = findings();
         if (found & kFoundVeryFast) {
-            KdaScores<kIo>(shared).store_products_of_tokens();
-            __syncthreads();
+            make_scores().store_products_of_tokens();
+            threads.sync();
         }
         const bool scaled = is_scaled(found);
         if (elements.quarter == 0) {
@@ -382,7 +395,7 @@ struct KdaPreparer {
                 form_scores_of_halves(elements);
             } else {
                 form_large_scores(elements);
-                __syncthreads();
+                threads.sync();
                 if (found & kFoundVeryFast)
                     form_small_scores(elements);
                 else
@@ -394,7 +407,7 @@ struct KdaPreparer {
             elements.store_backwards(shared.operands.other_key, elements.after());
         }
         cutlass::arch::fence_view_async_shared();
-        __syncthreads();
+        threads.sync();
         finish(elements, found, record...);
     }
 };
@@ -411,7 +424,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 2) kda_prepare(const __grid
             preparer.run(chunk, static_cast<KdaTrainingRecord*>(args.to.prepared)[at]);
     } else {
         if (head + record == 0 && threadIdx.x < 2) args.taken[threadIdx.x] = 0;
-        if (record < args.per_head && find_kda_chunk(args.call, record, head, chunk))
+        if (record < args.per_head && find_kda_chunk(args.call, record, head, chunk, span_of))
             preparer.run(chunk, args.records[at], args.flags[at]);
     }
 }

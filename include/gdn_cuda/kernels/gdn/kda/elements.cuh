@@ -6,7 +6,7 @@
 #include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/common/pairs.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
-#include <gdn_cuda/kernels/gdn/kda/prepare_plan.cuh>
+#include <gdn_cuda/kernels/gdn/kda/preparing_block.cuh>
 #include <gdn_cuda/kernels/recurrence/channel_decay.cuh>
 
 namespace gdn_cuda::gdn {
@@ -15,22 +15,28 @@ __device__ __forceinline__ float2 times(float2 a, float2 b) {
     return {a.x * b.x, a.y * b.y};
 }
 
-template <KdaPrepareConfig kConfig>
+template <KdaPrepareConfig kConfig, class Thread = KdaBlockThread>
 struct KdaElements {
     static constexpr DType kIo = kConfig.io;
     static constexpr int kTokens = KdaPrepareConfig::kQuarterTokens;
     using Gate = Storage<kConfig.gate>;
 
     KdaPreparePlan& shared;
+    const Thread thread;
     int lane, tile, quarter;  // channels 64 tile + 2 lane and + 1
     unsigned key[kTokens], query[kTokens];
     float2 decay[kTokens];
 
-    __device__ __forceinline__ explicit KdaElements(KdaPreparePlan& shared) : shared(shared) { find_lane(); }
+    __device__ __forceinline__ explicit KdaElements(KdaPreparePlan& shared, Thread thread = {})
+        : shared(shared), thread(thread) {
+        find_lane();
+        if constexpr (Thread::kTakesMany)
+            for (float2& each : decay) each = {};
+    }
     __device__ __forceinline__ void find_lane() {
-        const int thread = opaque(static_cast<int>(threadIdx.x)),
-                  warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // warp-uniform for the compiler
-        lane = thread % 32;
+        const int index = opaque(static_cast<int>(thread.index())),
+                  warp = __shfl_sync(0xffffffffu, index / 32, 0);  // warp-uniform for the compiler
+        lane = index % 32;
         tile = warp % kKdaTiles;
         quarter = warp / kKdaTiles;
     }
@@ -51,6 +57,7 @@ struct KdaElements {
         }
     };
     __device__ __forceinline__ void load_gates(Gates& gates, const GdnCall& call, const KdaChunk& chunk) const {
+        if constexpr (Thread::kTakesMany) gates = {};
         const int column = channel() < call.dk ? channel() : 0;
         const Gate* const first = static_cast<const Gate*>(call.gate.values.data) + chunk.sequence * call.gate.batch +
                                   chunk.first * call.gate.token + chunk.head * call.gate.head + column;

@@ -5,6 +5,7 @@
 #include <gdn_cuda/kernels/chunked/outputs.cuh>
 #include <gdn_cuda/kernels/gdn/kda/own_plan.cuh>
 #include <gdn_cuda/kernels/gdn/kda/window.cuh>
+#include <gdn_cuda/kernels/hopper/counters.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -67,7 +68,8 @@ __device__ __forceinline__ void store_output(const Owner& own, int chunk, const 
     arrive_by_warp(own, own.shared.output_full[stage]);
 }
 
-template <ChunkedConfig kConfig>
+// kWaits: other blocks of the launch prepare the records.
+template <ChunkedConfig kConfig, bool kWaits>
 struct KdaLoader {
     using Copy = cute::SM90_BULK_COPY_G2S;
     enum Warps : int { records, values, residuals, outputs };
@@ -96,6 +98,10 @@ struct KdaLoader {
     }
 
   private:
+    // Once the record is there: then a proxy fence comes before its loads.
+    __device__ __forceinline__ static unsigned flags_of(const KdaRecords& from, int index) {
+        return kWaits ? wait_for_count(from.flags + index, 1) : from.flags[index];
+    }
     __device__ __forceinline__ static uint64_t* word(Barrier& full) { return reinterpret_cast<uint64_t*>(&full); }
 
     __device__ __forceinline__ void load_records(const KdaOwnWork& work) {
@@ -103,15 +109,17 @@ struct KdaLoader {
         const KdaRecords from(all, work);
         const int begin = work.begin, last = work.tokens.chunks - 1, wants_next = max(begin, last - (kKdaPlannedAhead - 1));
         int index = work.work_tile.first_record, next_index = from.index(min(begin + 1, last));
-        unsigned flags = from.flags[index];
+        unsigned flags = kWaits ? 0 : from.flags[index];
 #pragma unroll 1
         for (int chunk = begin; chunk <= last; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
             if (chunk == wants_next) barrier(shared.next_wanted).arrive();
-            const unsigned next_flags = from.flags[next_index];
+            const unsigned next_flags = kWaits ? 0 : from.flags[next_index];
             const int after_next = from.index(min(chunk + 2, last));
+            if constexpr (kWaits) flags = flags_of(from, index);
             Barrier& full = barrier(shared.stage_full[current.index]);
             barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
+            if constexpr (kWaits) fence_proxy_async_global();
             full.expect_transaction(kTiles + static_cast<int>(sizeof(KdaFactors)));
             const KdaRecord& record = from.records[index];
             Copy::copy(record.key_in, word(full), shared.stages[current.index].key_in, kTiles);
@@ -152,12 +160,13 @@ struct KdaLoader {
 #pragma unroll 1
         for (int chunk = work.begin; chunk < work.tokens.chunks; ++chunk) {
             const int index = chunk == work.begin ? work.work_tile.first_record : from.index(chunk);  // as load_records has it
-            if (!(from.flags[index] & kKdaCancels)) continue;
+            if (!(flags_of(from, index) & kKdaCancels)) continue;
             auto& stage = shared.stages[PipelineStage<kConfig.stages>(chunk).index];
             const KdaRecord& record = from.records[index];
             Barrier& full = barrier(shared.residual_full);
             barrier(shared.tiles_read).wait(residual_parity);
             residual_parity ^= 1;
+            if constexpr (kWaits) fence_proxy_async_global();
             full.arrive_and_expect_tx((kKdaTiles + 1) * kTile);
             Copy::copy(record.update_residual, word(full), stage.update_residual(), kKdaTiles * kTile);
             Copy::copy(&record.scores_residual, word(full), stage.scores_residual(), kTile);

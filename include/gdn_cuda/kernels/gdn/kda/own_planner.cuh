@@ -14,8 +14,10 @@ struct KdaPlanner {
 
     KdaOwnerPlan<kConfig>& shared;
     const KdaOwnArgs& args;
+    int next;  // work tile
+    const int blocks;
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-    int next = static_cast<int>(blockIdx.x), takes = 0;
+    int takes = 0;
 
     __device__ __forceinline__ void run() {
         int index = 0, chunks = 0;
@@ -50,7 +52,6 @@ struct KdaPlanner {
   private:
     // Called by the whole warpgroup, as are those that follow.
     __device__ __forceinline__ void take() {
-        const int blocks = static_cast<int>(gridDim.x);
         if (blocks >= args.work_tiles) {
             next = args.work_tiles;
             return;

@@ -2,11 +2,12 @@
 // zero blocks are skipped.
 #pragma once
 
+#include <gdn_cuda/kernels/gdn/kda/preparing_block.cuh>
 #include <gdn_cuda/kernels/gdn/kda/warp.cuh>
 
 namespace gdn_cuda::gdn {
 
-template <DType kIo>
+template <DType kIo, class Thread = KdaBlockThread>
 struct KdaProducts : KdaWarp {
     static constexpr unsigned kBlocks = kChunk / 16, kPairs = 4;  // n: 8 columns
     static constexpr unsigned kTile = sizeof(SwizzledTile), kStep = 16 * 128;
@@ -18,7 +19,11 @@ struct KdaProducts : KdaWarp {
     // P': a block below the diagonal, or two on it.
     float scores[2][2][4];
 
-    __device__ __forceinline__ explicit KdaProducts(KdaPreparePlan& shared) : shared(shared) { find_lane(); }
+    __device__ __forceinline__ explicit KdaProducts(KdaPreparePlan& shared, Thread thread = {}) : shared(shared) {
+        find_lane(thread.index());
+        if constexpr (Thread::kTakesMany)
+            for (auto& block : scores) clear(block);
+    }
 
     // residuals: of the keys of Z, or nullptr.
     __device__ __forceinline__ void multiply(const SwizzledTile* residuals, bool scales) {

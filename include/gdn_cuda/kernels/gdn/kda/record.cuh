@@ -42,6 +42,7 @@ enum KdaFlags : unsigned {
     kKdaResets = 2,     // a decay is 0
     kKdaScaled = 4,     // factors.middle scales the state
     kKdaOverflows = 8,  // a gate is NaN, or a key or beta is not below kKdaLargest
+    kKdaReady = 16,     // it is there: by gdn/kda_ahead, whose owners wait for it
 };
 
 constexpr float kKdaLargest = 1e18f;  // 128 products of two smaller values sum to a finite one

@@ -4,17 +4,20 @@
 
 #include <gdn_cuda/kernels/common/inverse_root.cuh>
 #include <gdn_cuda/kernels/common/tf32.cuh>
+#include <gdn_cuda/kernels/gdn/kda/preparing_block.cuh>
 #include <gdn_cuda/kernels/gdn/kda/warp.cuh>
 
 namespace gdn_cuda::gdn {
 
-template <DType kIo>
+template <DType kIo, class Thread = KdaBlockThread>
 struct KdaScores : KdaWarp {
     static constexpr int kSteps = kKdaHeadK / 16;
 
     KdaPreparePlan& shared;
 
-    __device__ __forceinline__ explicit KdaScores(KdaPreparePlan& shared) : shared(shared) { find_lane(); }
+    __device__ __forceinline__ explicit KdaScores(KdaPreparePlan& shared, Thread thread = {}) : shared(shared) {
+        find_lane(thread.index());
+    }
 
     // From the tiles as loaded: inverse norms of keys and queries, or 1; 16 tokens a warp. Tokens past the end have none.
     // Returns whether a key is so large that products may overflow.

@@ -27,8 +27,8 @@ struct KdaWarp {
     unsigned warp, lane, g, t;
 
     // Recomputed for every phase: kept, these and addresses made of them would spill.
-    __device__ __forceinline__ void find_lane() {
-        const unsigned thread = opaque(threadIdx.x);
+    __device__ __forceinline__ void find_lane(unsigned index) {
+        const unsigned thread = opaque(index);
         warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // warp-uniform for the compiler
         lane = thread % 32;
         g = lane / 4;
