@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,11 @@ LOGITS: dict[str, Any] = {"use_qk_l2norm": True, "beta_is_logit": True, "allow_n
 CASES = [
     *(ChannelCase(replace(SHAPE, lengths=(length,))) for length in (1, 17, 63, 64, 65, 150)),
     *(ChannelCase(SHAPE, gates) for gates in ("none", "edge", "bounded", "heavy", "strong", "channel reset", "token reset")),
-    *(ChannelCase(replace(SHAPE, keys=keys, beta=2.0), gates) for keys in ("repeated", "near") for gates in ("init", "heavy")),
+    *(
+        ChannelCase(replace(SHAPE, keys=keys, beta=2.0), gates)
+        for keys in ("repeated", "near")
+        for gates in ("none", "init", "heavy")
+    ),
     ChannelCase(replace(SHAPE, keys="zero")),
     ChannelCase(replace(SHAPE, lengths=(40, 0, 1, 66), heads=(2, 2)), "heavy"),
     ChannelCase(replace(SHAPE, lengths=(33, 33), heads=(2, 2)), "bounded"),
@@ -32,10 +37,15 @@ CASES = [
 NAMES = ("query", "key", "gate", "beta")
 
 
-def prepared(case: ChannelCase, seed: int, dtype: torch.dtype) -> tuple[dict[str, Any], Tensor, Handover, dict[str, Tensor]]:
-    """(inputs, the outputs' gradient, what is handed over, gradients)"""
+def prepared(
+    case: ChannelCase, seed: int, dtype: torch.dtype, edit: Callable[[dict[str, Any]], None] = lambda x: None
+) -> tuple[dict[str, Any], Tensor, Handover, dict[str, Tensor]]:
+    """(inputs, which `edit` changes, the outputs' gradient, what is handed over, gradients)"""
     x, (outer, last) = drawn(case, seed, dtype)
     assert outer is not None
+    if dtype == FP16:
+        x["beta"].clamp_(min=0.01)  # dV = beta Y loses digits below fp16's range
+    edit(x)
     return x, outer, *made(case, x, outer, last, careful=case.shape.keys in ("repeated", "near"))
 
 
@@ -80,6 +90,37 @@ def test_head_dimensions(dk: int, dv: int, dtype: torch.dtype, factor: float, de
 def test_small_gradients_of_gates_are_right_in_relative_terms(gates: str, device: Device, seed: int) -> None:
     x, outer, given, wanted = prepared(ChannelCase(replace(SHAPE, lengths=(64,)), gates), seed, BF16)
     assert smallest_errors(launch(device, x, outer, given)["gate"], wanted["gate"]) < 0.05
+
+
+@pytest.mark.parametrize("dtype, factor", [(BF16, 1.0), (FP16, 0.25)])
+@pytest.mark.parametrize("gates", ["none", "bounded"])
+def test_resets_anywhere(gates: str, dtype: torch.dtype, factor: float, device: Device, seed: int) -> None:
+    """Of single channels, and of all, at the borders of halves and quarters; each has a gradient of exactly 0."""
+
+    def reset(x: dict[str, Any]) -> None:
+        for channel, token in enumerate((0, 1, 7, 8, 15, 16, 31, 32, 33, 47, 48, 63)):
+            x["gate"][:, token, :, 10 * channel] = -torch.inf
+        x["gate"][:, 40] = -torch.inf
+
+    x, outer, given, wanted = prepared(ChannelCase(replace(SHAPE, lengths=(64,)), gates), seed, dtype, reset)
+    found = launch(device, x, outer, given)
+    assert all(error(found[name], wanted[name]) < factor * BOUND for name in NAMES)
+    assert not found["gate"][x["gate"] == -torch.inf].any()
+
+
+@pytest.mark.parametrize("gate", [-0.01, -0.34, -0.36])
+def test_decays_as_slow_as_pairs_by_reciprocals_allow(gate: float, device: Device, seed: int) -> None:
+    """The product of eight is 1 / 16 between the last two; one fast channel is enough for the other form."""
+    for fast in (False, True):
+
+        def edit(x: dict[str, Any], fast: bool = fast) -> None:
+            x["gate"][:] = gate
+            if fast:
+                x["gate"][:, 20, :, 77] = -30.0
+
+        x, outer, given, wanted = prepared(ChannelCase(replace(SHAPE, lengths=(64,)), "none"), seed, BF16, edit)
+        found = launch(device, x, outer, given)
+        assert all(error(found[name], wanted[name]) < BOUND for name in NAMES)
 
 
 def test_nan_stays_in_its_head_and_sequence(device: Device, seed: int) -> None:

@@ -10,15 +10,19 @@
 //
 // A block of 512 threads takes a chunk of a head; a warpgroup has a quarter of its tokens, a thread a channel of these:
 //
-//     loads by TMA | decays -> a product over the values a warpgroup, by wgmma (value_products.cuh)
-//     -> parts of states and operands (quarter.cuh) -> pairs of tokens of different quarters by warp MMAs (distant_pairs.cuh)
-//     -> all else by channel, in fp32 (kda_backward/within.cuh) -> norms, stores
+//     loads by TMA; decays -> a product over the values a warpgroup, by wgmma (value_products.cuh)
+//     -> operands, and what crosses quarters (quarter.cuh) -> pairs of tokens by warp MMAs (pairs.cuh)
+//     -> sums by channel, in fp32 -> norms, gates, stores
 //
-// A pair's decay is the product of two, up to and from a border between the halves of 64 or of 32 tokens, each at most 1. Every
-// term of dg carries the decay across its token: a reset has a gradient of exactly 0, and nothing cancels. dP and U are used in
-// two 16-bit parts, R where T cancels.
+// A pair's decay is the product of two, up to and from a border. Between quarters these are at most 1 for any gates. Pairs
+// within a quarter are summed by channel in fp32 (kda_backward/within.cuh): then every term of dg carries the decay across its
+// token, a reset has a gradient of exactly 0, and nothing cancels. Where all decays of the chunk are slow
+// (KdaGradientsConfig::kSlow), warp MMAs sum those too, by reciprocals of decays to the quarter's middle.
 //
-// Bound: latency (estimated): one block a multiprocessor, whose phases follow one another; it moves 210 KB.
+// dP and U are used in two 16-bit parts; where entries of T cancel so are R, and keys in dP k.
+//
+// Bound (estimated, no time was measured): latency and instructions, some 65,000 warp instructions a chunk with slow decays,
+// 85,000 with others, one block of 227 KB a multiprocessor. It moves 210 KB a chunk.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/kda_gradients/loads.cuh>
@@ -42,7 +46,6 @@ struct KdaGradientsBlock {
     __device__ __forceinline__ void run() const {
         KdaQuarter<kIo> quarter(shared, args);
         quarter.find_decays();
-        barrier(shared.full).wait(0);
         KdaValueProducts<kIo> products(shared, args);
         products.run();
         if (quarter.quarter == 0) shared.carried.state[quarter.x.channel] = products.state_product(quarter.x.channel);
@@ -132,7 +135,8 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) kda_gradients(const __gr
                              .first = found.start + found.first,
                              .tokens = min(kChunk, found.length - found.first)};
         shared.place = place;
-        barrier(shared.full).init(1);
+        barrier(shared.tokens_full).init(1);
+        barrier(shared.states_full).init(1);
         cutlass::arch::fence_barrier_init();
     }
     __syncthreads();

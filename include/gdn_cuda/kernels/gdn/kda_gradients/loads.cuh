@@ -15,33 +15,32 @@ __device__ __forceinline__ void start_kda_gradient_loads(KdaGradientsPlan& share
     const auto& record = static_cast<const KdaTrainingRecord*>(args.call.from.prepared)[chunk];
     const bool two_part = record.factors.cancels != 0;
     const int dv = args.call.call.dv, value_tiles = (dv + kTileElements - 1) / kTileElements;
-    Barrier& full = barrier(shared.full);
-    full.arrive_and_expect_tx(2 * kKdaTiles * kTile + value_tiles * (3 + two_part + 2 * kKdaTiles) * kTile +
-                              static_cast<int>(sizeof(KdaTrainingFactors)));
-    cute::SM90_BULK_COPY_G2S::copy(&record.factors, reinterpret_cast<uint64_t*>(&full), &shared.factors,
+    Barrier &tokens_full = barrier(shared.tokens_full), &states_full = barrier(shared.states_full);
+    tokens_full.arrive_and_expect_tx(value_tiles * (3 + two_part) * kTile + static_cast<int>(sizeof(KdaTrainingFactors)));
+    states_full.arrive_and_expect_tx((value_tiles + 1) * 2 * kKdaTiles * kTile);
+    cute::SM90_BULK_COPY_G2S::copy(&record.factors, reinterpret_cast<uint64_t*>(&tokens_full), &shared.factors,
                                    sizeof(KdaTrainingFactors));
     auto& to = shared.inputs;
-#pragma unroll
-    for (int i = 0; i < KdaGradientsPlan::kValueTiles; ++i) {
-        if (i >= value_tiles) break;
+#pragma unroll 1
+    for (int i = 0; i < value_tiles; ++i) {
         const int value = i * kTileElements;
         const TileAt at{value, head, first, sequence};
-        tma_load(to.output_gradient[i].bytes, args.output_gradient, at, full);
-        tma_load(to.value_gradient[i].bytes, args.value_gradient, at, full);
-        tma_load(to.error[i].bytes, args.errors, {value, 0, 0, chunk}, full);
-        if (two_part) tma_load(to.error_residual[i].bytes, args.errors, {value, 1, 0, chunk}, full);
-#pragma unroll
-        for (int tile = 0; tile < kKdaTiles; ++tile) {
-            const TileAt rows{tile * kTileElements, 0, value, chunk};
-            tma_load(to.state[i][tile].bytes, args.states, rows, full);
-            tma_load(to.state_gradient[i][tile].bytes, args.state_gradients, rows, full);
-        }
+        tma_load(to.output_gradient[i].bytes, args.output_gradient, at, tokens_full);
+        tma_load(to.value_gradient[i].bytes, args.value_gradient, at, tokens_full);
+        tma_load(to.error[i].bytes, args.errors, {value, 0, 0, chunk}, tokens_full);
+        if (two_part) tma_load(to.error_residual[i].bytes, args.errors, {value, 1, 0, chunk}, tokens_full);
     }
-#pragma unroll
+#pragma unroll 1
+    for (int i = 0; i < value_tiles * kKdaTiles; ++i) {
+        const TileAt at{i % kKdaTiles * kTileElements, 0, i / kKdaTiles * kTileElements, chunk};
+        tma_load(to.state[i / kKdaTiles][i % kKdaTiles].bytes, args.states, at, states_full);
+        tma_load(to.state_gradient[i / kKdaTiles][i % kKdaTiles].bytes, args.state_gradients, at, states_full);
+    }
+#pragma unroll 1
     for (int tile = 0; tile < kKdaTiles; ++tile) {
         const TileAt at{tile * kTileElements, head, first, sequence};
-        tma_load(shared.key[tile].bytes, args.key, at, full);
-        tma_load(shared.query[tile].bytes, args.query, at, full);
+        tma_load(shared.key[tile].bytes, args.key, at, states_full);
+        tma_load(shared.query[tile].bytes, args.query, at, states_full);
     }
 }
 

@@ -106,9 +106,9 @@ struct KdaGradientsPlan {
         float dots[kQuarters][kKdaHeadK / 32][2 * kKdaTokens];  // of queries and of keys with their gradients
     };
     Carried carried;
-    float own[kChunk];        // dV R of a token
-    unsigned long long full;  // an mbarrier: what TMA loads is there
-    KdaPlace place;           // up to 64 tokens; in shared memory to save registers
+    float own[kChunk];                            // dV R of a token
+    unsigned long long tokens_full, states_full;  // mbarriers: dO, dV, R and factors; all else
+    KdaPlace place;                               // up to 64 tokens; in shared memory to save registers
 };
 static_assert(sizeof(KdaGradientsPlan) <= 227 * 1024);
 

@@ -137,6 +137,7 @@ struct KdaQuarter {
     // ---- Gradients
 
     __device__ __forceinline__ void finish(bool is_slow) {
+        find_place();
         KdaChannelGradients gradients;
         load<0>(x.key, shared.key, shared.factors.key_norm);
         load<kHalf>(x.key, shared.key, shared.factors.key_norm);

@@ -15,7 +15,8 @@ template <DType kIo>
 struct KdaValueProducts : Lane {
     using Columns = float[kKdaHeadK / 2];
     using Products = float[kChunk / 2];
-    using Block = float[8];  // a warp's, of 16 tokens
+    using Block = float[8];        // a warp's, of 16 tokens
+    using Parts = unsigned[2][4];  // of a block: rounded, and the residual
 
     enum Group { kByOutput, kByValue, kByError, kTokens };
 
@@ -77,6 +78,8 @@ struct KdaValueProducts : Lane {
         cute::warpgroup_commit_batch();
     }
     __device__ __forceinline__ void multiply_states() {
+        barrier(shared.tokens_full).wait(0);
+        barrier(shared.states_full).wait(0);
         const auto& inputs = shared.inputs;
         const SwizzledTile* const left = group == kByOutput  ? inputs.output_gradient
                                          : group == kByValue ? inputs.value_gradient
@@ -96,18 +99,16 @@ struct KdaValueProducts : Lane {
         find_lane();
         auto& to = shared.products.states[group];
         const int count = shared.place.tokens;
+        if (count < kChunk) [[unlikely]]  // rows past the end are others'
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const bool exists = row(half) < count;  // rows past the end are others'
+            for (int i = 0; i < kKdaHeadK / 2; ++i)
+                if (row(i % 4 / 2) >= count) sums[i] = 0.f;
 #pragma unroll
-            for (int n = 0; n < kKdaHeadK / 8; ++n) {
-                const int i = 4 * n + 2 * half;
-                *reinterpret_cast<float2*>(&to.values[row(half)][8 * n + 2 * t]) = {exists ? sums[i] : 0.f,
-                                                                                    exists ? sums[i + 1] : 0.f};
-            }
-        }
+        for (int i = 0; i < kKdaHeadK / 2; i += 2)
+            *reinterpret_cast<float2*>(&to.values[row(i % 4 / 2)][i / 4 * 8 + 2 * t]) = {sums[i], sums[i + 1]};
     }
     __device__ __forceinline__ void multiply_tokens() {
+        barrier(shared.tokens_full).wait(0);
         const auto& inputs = shared.inputs;
         const bool has_residual = two_part();
         Products by_output, by_value;
@@ -120,20 +121,32 @@ struct KdaValueProducts : Lane {
                 start_tile_product<TileProduct::by_rows, kIo>(by_value, inputs.value_gradient[i], inputs.error_residual[i]);
             }
         }
-        sum_state_products();
         wait_for_product(by_output);
         warpgroup_fence_operand(by_value);
-        NamedBarrier::sync(KdaGradientsConfig::threads(), kInputsRead);
-        find_lane();
         // A warp has the rows of a quarter, and so no pair with tokens of later ones.
+        Parts output[KdaGradientsPlan::kQuarters], value[KdaGradientsPlan::kQuarters];
 #pragma unroll
         for (int block = 0; block < KdaGradientsPlan::kQuarters; ++block) {
             if (block > warp) break;
-            store_pairs(reinterpret_cast<Block&>(by_output[8 * block]), reinterpret_cast<Block&>(by_value[8 * block]), block);
+            scale(reinterpret_cast<Block&>(by_output[8 * block]), reinterpret_cast<Block&>(by_value[8 * block]), block);
+            round(output[block], reinterpret_cast<const Block&>(by_output[8 * block]));
+            round(value[block], reinterpret_cast<const Block&>(by_value[8 * block]));
+        }
+        barrier(shared.states_full).wait(0);
+        sum_state_products();
+        NamedBarrier::sync(KdaGradientsConfig::threads(), kInputsRead);
+        const unsigned row = tile_row(shared.products.queries[0].bytes, KdaTokenPairs::row_of(warp) + lane % 16);
+#pragma unroll
+        for (int block = 0; block < KdaGradientsPlan::kQuarters; ++block) {
+            if (block > warp) break;
+            const unsigned at = row_vector(row, KdaTokenPairs::column_of(warp, block) / 8 + lane / 16);
+            store(at, output[block]);
+            store(at + 2 * sizeof(KdaTokenPairs), value[block]);  // keys are after queries
         }
     }
-    // dP from dO R^T, and U from dV R^T, whose diagonal is kept; zeros above the diagonal and past the end.
-    __device__ __forceinline__ void store_pairs(Block& output, Block& value, int block) const {
+    // In place: dP from dO R^T, and U from dV R^T; zeros above the diagonal and past the end. Those on the diagonal are kept
+    // elsewhere, with their block.
+    __device__ __forceinline__ void scale(Block& output, Block& value, int block) const {
         const float4 betas[2] = {beta_pair(block, 0), beta_pair(block, 1)};
         if (block < warp) {
 #pragma unroll
@@ -165,25 +178,23 @@ struct KdaValueProducts : Lane {
 #pragma unroll
             for (int i = 0; i < 8; ++i)
                 if (row(i % 4 / 2) >= shared.place.tokens) output[i] = value[i] = 0.f;
-        const unsigned at = row_vector(tile_row(shared.products.queries[0].bytes, KdaTokenPairs::row_of(warp) + lane % 16),
-                                       KdaTokenPairs::column_of(warp, block) / 8 + lane / 16);
-        store(at, output);
-        store(at + 2 * sizeof(KdaTokenPairs), value);  // keys are after queries
     }
     // The factors of dP and of U for the lane's two columns.
     __device__ __forceinline__ float4 beta_pair(int block, int half) const {
         const float2 beta = pair_at(&shared.factors.beta[16 * block + 8 * half + 2 * t]);
         return {args.call.scale * beta.x, args.call.scale * beta.y, -beta.x, -beta.y};
     }
-    __device__ __forceinline__ static void store(unsigned at, const Block& x) {
-        unsigned rounded[4], residual[4];
+    __device__ __forceinline__ static void round(Parts& parts, const Block& x) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            rounded[i] = pack<kIo>(x[2 * i], x[2 * i + 1]);
-            residual[i] = pack_residual<kIo>(x[2 * i], x[2 * i + 1], rounded[i]);
+            parts[0][i] = pack<kIo>(x[2 * i], x[2 * i + 1]);
+            parts[1][i] = pack_residual<kIo>(x[2 * i], x[2 * i + 1], parts[0][i]);
         }
-        stmatrix_x4(at, rounded[0], rounded[1], rounded[2], rounded[3]);
-        stmatrix_x4(at + sizeof(KdaTokenPairs), residual[0], residual[1], residual[2], residual[3]);
+    }
+    __device__ __forceinline__ static void store(unsigned at, const Parts& parts) {
+#pragma unroll
+        for (int part = 0; part < 2; ++part)
+            stmatrix_x4(at + part * sizeof(KdaTokenPairs), parts[part][0], parts[part][1], parts[part][2], parts[part][3]);
     }
 };
 
