@@ -115,7 +115,7 @@ struct KdaChunkGradients {
         if (!add_other_heads(i, x, gradients)) return;
         if (call().qk_norm) {
             pass_kda_norms(x, gradients, shared.dots, shared.query_norm, shared.key_norm, own_thread(),
-                           [] { __syncthreads(); });
+                           [] { __syncthreads(); }, [](int, float sum) { return sum; });
         }
         store_gradients(x, gradients);
     }

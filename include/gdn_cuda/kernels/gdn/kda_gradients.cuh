@@ -39,6 +39,7 @@ struct KdaGradientsBlock {
 
     KdaGradientsPlan& shared;
     const KdaGradientsCall& args;
+    const KdaGradientsArgs& all;
 
     __device__ __forceinline__ int head() const { return static_cast<int>(blockIdx.y); }
     __device__ __forceinline__ static int own_thread() { return opaque(static_cast<int>(threadIdx.x)); }
@@ -48,12 +49,18 @@ struct KdaGradientsBlock {
         quarter.find_decays();
         KdaValueProducts<kIo> products(shared, args);
         products.run();
-        if (quarter.quarter == 0) shared.carried.state[quarter.x.channel] = products.state_product(quarter.x.channel);
+        if (threadIdx.x == 0 && shared.factors.cancels != 0) [[unlikely]]
+            start_kda_row_loads(shared, all, kda_gradients_place(shared.place, args.call));
+        __syncwarp();
+        const KdaGradientsPlace place = kda_gradients_place(shared.place, args.call);
+        const bool is_pair = KdaGradientsConfig::blocks(args.call.dk) > 1;
+        if (is_pair) cute::cluster_arrive();
+        if (quarter.quarter == 0) shared.state_product[quarter.own] = products.state_product(quarter.own);
         const bool is_slow = !__syncthreads_or(!quarter.is_slow() || (kIo == DType::f16 && !args.call.qk_norm));
-        store_beta_gradients();
-        quarter.clear_tail();
+        quarter.load_rows();
         quarter.split(is_slow);
         __syncthreads();
+        const KdaGates gates = quarter.gates();
         const KdaQuarterPairs<kIo> pairs(shared, is_slow);
         pairs.add(false);
         if (__shfl_sync(0xffffffffu, shared.factors.cancels, 0) != 0) [[unlikely]] {  // warp-uniform for the compiler
@@ -62,13 +69,14 @@ struct KdaGradientsBlock {
             __syncthreads();
             pairs.add(true);
         }
-        const KdaGates gates = quarter.gates();
         __syncthreads();
         keep_gates(quarter, gates);
+        if (is_pair) cute::cluster_wait();  // the other block has read dV, and has its barriers
+        if (place.part == 0) store_beta_gradients();
         quarter.finish(is_slow);
         __syncthreads();
-        store_rows(args.query_gradient, shared.query);
-        store_rows(args.key_gradient, shared.key);
+        store_rows(args.query_gradient, shared.rows.query);
+        store_rows(args.key_gradient, shared.rows.key);
         store_sums();
     }
 
@@ -99,36 +107,39 @@ struct KdaGradientsBlock {
         const KdaPlace& place = shared.place;
         return static_cast<Io*>(rows.data) + place.sequence * rows.batch + place.first * rows.token + head() * rows.head;
     }
-    __device__ __forceinline__ void store_rows(const Rows& rows, const SwizzledTile (&from)[kKdaTiles]) const {
-        constexpr int kVectors = kKdaHeadK / 8, kStep = kThreads / kVectors;
+    __device__ __forceinline__ void store_rows(const Rows& rows, const SwizzledTile& from) const {
+        constexpr int kVectors = KdaGradientsPlan::kChannels / 8, kStep = kThreads / kVectors;
         const unsigned thread = own_thread(), vector = thread % kVectors;
-        Io* const to = rows_at(rows) + 8 * vector;
-        if (8 * static_cast<int>(vector) >= args.call.dk) return;
+        const int channel = kda_gradients_place(shared.place, args.call).channel() + 8 * static_cast<int>(vector);
+        if (channel >= args.call.dk) return;
+        Io* const to = rows_at(rows) + channel;
 #pragma unroll
         for (int i = 0; i < kChunk; i += kStep) {
             const int token = i + static_cast<int>(thread / kVectors);
             if (token < shared.place.tokens)
                 *reinterpret_cast<uint4*>(to + token * rows.token) =
-                    load_shared(row_vector(tile_row(from[vector / 8].bytes, token), vector % 8));
+                    load_shared(row_vector(tile_row(from.bytes, token), vector));
         }
     }
     // What quarters have left in place of their first gates.
     __device__ __forceinline__ void store_sums() const {
-        const int which = own_thread() / kKdaHeadK, channel = own_thread() % kKdaHeadK;
+        const KdaGradientsPlace place = kda_gradients_place(shared.place, args.call);
+        const int which = own_thread() / KdaGradientsPlan::kChannels, own = own_thread() % KdaGradientsPlan::kChannels,
+                  channel = place.channel() + own;
         if (args.sums == nullptr || args.gate_gradient.data == nullptr || which >= 2 || channel >= args.call.dk) return;
         float sum = 0.f;
 #pragma unroll
-        for (int i = 0; i < KdaGradientsPlan::kQuarters; ++i) sum += shared.gates[kKdaTokens * i + which][channel];
-        args.sums[which * args.sums_which + blockIdx.x * args.sums_row + i64{head()} * args.call.dk + channel] = sum;
+        for (int i = 0; i < KdaGradientsPlan::kQuarters; ++i) sum += shared.products.gates[kKdaTokens * i + which][own];
+        args.sums[which * args.sums_which + place.chunk * args.sums_row + i64{head()} * args.call.dk + channel] = sum;
     }
 };
 
 template <KdaGradientsConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), 1) kda_gradients(const __grid_constant__ KdaGradientsArgs args) {
+__global__ void __launch_bounds__(kConfig.threads(), 2) kda_gradients(const __grid_constant__ KdaGradientsArgs args) {
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<KdaGradientsPlan*>(memory);
     const GdnCall& call = args.call.call;
-    const ChunkPlace found = chunk_at(call.cu_seqlens, call.sequences, call.tokens, blockIdx.x);
+    const ChunkPlace found = chunk_at(call.cu_seqlens, call.sequences, call.tokens, kda_gradients_place({}, call).chunk);
     if (found.sequence < 0) return;
     if (threadIdx.x == 0) {
         const KdaPlace place{.sequence = call.cu_seqlens.data != nullptr ? 0 : found.sequence,
@@ -137,14 +148,19 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) kda_gradients(const __gr
         shared.place = place;
         barrier(shared.tokens_full).init(1);
         barrier(shared.states_full).init(1);
+        barrier(shared.rows_full).init(1);
+        for (auto& full : shared.dots_full) {
+            barrier(full).init(1);
+            barrier(full).arrive_and_expect_tx(sizeof shared.other_dots[0]);
+        }
         cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
     // The last warp: others start their loads of gates in the meantime.
     if (threadIdx.x == kConfig.threads() - 32)
-        start_kda_gradient_loads(shared, args, shared.place, static_cast<int>(blockIdx.y), blockIdx.x);
+        start_kda_gradient_loads(shared, args, kda_gradients_place(shared.place, call));
     __syncwarp();
-    KdaGradientsBlock<kConfig.io>{shared, args.call}.run();
+    KdaGradientsBlock<kConfig.io>{shared, args.call, args}.run();
 }
 
 }  // namespace gdn_cuda::gdn

@@ -50,11 +50,11 @@ __device__ __forceinline__ KdaGateSums store_kda_gate_gradients(const GdnCall& c
 }
 
 // Through the norms: x / |x| has the gradient (dx - x (x.dx)) / |x|, x and dx those of the normalised row. By the threads of
-// all channels, a warp for each row of `dots`; the first row becomes the sums.
-template <int kWarps, class Sync>
+// all channels, a warp for each row of `dots`; the first row becomes the sums, total(which, sum).
+template <int kWarps, class Sync, class Total>
 __device__ __forceinline__ void pass_kda_norms(const KdaChannel& x, KdaChannelGradients& gradients,
                                                float (&dots)[kWarps][2 * kKdaTokens], const float* query_norm,
-                                               const float* key_norm, int thread, Sync&& sync) {
+                                               const float* key_norm, int thread, Sync&& sync, Total&& total) {
     float products[2 * kKdaTokens];
 #pragma unroll
     for (int i = 0; i < kKdaTokens; ++i) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void pass_kda_norms(const KdaChannel& x, KdaChannelGr
         float sum = 0.f;
 #pragma unroll
         for (int warp = 0; warp < kWarps; ++warp) sum += dots[warp][thread];
-        dots[0][thread] = sum;
+        dots[0][thread] = total(thread, sum);
     }
     sync();
 #pragma unroll

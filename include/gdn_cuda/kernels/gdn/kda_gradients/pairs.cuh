@@ -35,16 +35,17 @@ struct KdaQuarterPairs : Lane {
     }
 
   private:
-    __device__ __forceinline__ int quarter() const { return group; }
-    __device__ __forceinline__ int channel(int tile) const { return 32 * warp + 8 * tile + 2 * t; }
+    __device__ __forceinline__ int quarter() const { return 2 * group + warp / 2; }
+    __device__ __forceinline__ int part() const { return warp % 2; }
+    __device__ __forceinline__ int channel(int tile) const { return 32 * part() + 8 * tile + 2 * t; }
     // The pair of channels of accumulators' row g, at a multiple of 8 rows.
-    __device__ __forceinline__ float2 own_pair(const SwizzledTile (&rows)[kKdaTiles], int first, int tile) const {
+    __device__ __forceinline__ float2 own_pair(const SwizzledTile& rows, int first, int tile) const {
         return unpack<kIo>(
-            load_shared_word(row_vector(tile_row(rows[warp / 2].bytes, first + g), warp % 2 * 4 + tile) + 4 * t));
+            load_shared_word(row_vector(tile_row(rows.bytes, first + g), part() * 4 + tile) + 4 * t));
     }
     // The 16 tokens of a quarter.
-    __device__ __forceinline__ void load(Right& right, const SwizzledTile (&rows)[kKdaTiles], int of) const {
-        const unsigned at = row_vector(tile_row(rows[warp / 2].bytes, kKdaTokens * of + lane % 16), warp % 2 * 4 + lane / 16);
+    __device__ __forceinline__ void load(Right& right, const SwizzledTile& rows, int of) const {
+        const unsigned at = row_vector(tile_row(rows.bytes, kKdaTokens * of + lane % 16), part() * 4 + lane / 16);
         ldmatrix_x4_trans(right[0], at);
         ldmatrix_x4_trans(right[1], at ^ 2 << 4);
     }
@@ -69,14 +70,13 @@ struct KdaQuarterPairs : Lane {
     }
     __device__ __forceinline__ void multiply_columns(Sums& sums, int other) const {
         Right right;
-        load(right, shared.operands.query, other);
-        multiply<true>(sums, shared.products.queries, other, quarter(), right);
-        load(right, shared.operands.key, other);
-        multiply<true>(sums, shared.products.keys, other, quarter(), right);
+        load(right, shared.rows.query, other);
+        multiply<true>(sums, shared.products.pairs.queries, other, quarter(), right);
+        load(right, shared.rows.key, other);
+        multiply<true>(sums, shared.products.pairs.keys, other, quarter(), right);
     }
 
     __device__ __forceinline__ void add_rows(bool residual) const {
-        const auto& operands = shared.operands;
         const int until = quarter() + is_slow;
         Sums query = {}, key = {};
 #pragma unroll 1
@@ -88,21 +88,20 @@ struct KdaQuarterPairs : Lane {
             // Sums with the first two quarters cross the third.
             if (quarter() == 3 && other == 2 && !residual)
                 store_sums(shared.carried.over_third, 2, [&](int half, int tile) {
-                    const float2 q = own_pair(operands.query, kKdaTokens * 3 + 8 * half, tile),
-                                 k = own_pair(operands.key, kKdaTokens * 3 + 8 * half, tile);
+                    const float2 q = own_pair(shared.rows.query, kKdaTokens * 3 + 8 * half, tile),
+                                 k = own_pair(shared.rows.key, kKdaTokens * 3 + 8 * half, tile);
                     const float *const by_query = &query[tile][2 * half], *const by_key = &key[tile][2 * half];
                     return float2{fmaf(q.x, by_query[0], k.x * by_key[0]), fmaf(q.y, by_query[1], k.y * by_key[1])};
                 });
             Right right;
-            load(right, operands.earlier_key, other);
-            multiply<false>(query, shared.products.queries, quarter(), other, right);
-            multiply<false>(key, shared.products.keys, quarter(), other, right);
+            load(right, shared.products.earlier_key, other);
+            multiply<false>(query, shared.products.pairs.queries, quarter(), other, right);
+            multiply<false>(key, shared.products.pairs.keys, quarter(), other, right);
         }
         add(0, query, 1.f);
         add(1, key, -1.f);
     }
     __device__ __forceinline__ void add_columns() const {
-        const auto& operands = shared.operands;
         Sums key = {};
 #pragma unroll 1
         for (int other = kQuarters - 1; other > quarter(); --other) {
@@ -131,19 +130,19 @@ struct KdaQuarterPairs : Lane {
         }
     }
     __device__ __forceinline__ void add(int which, const Sums& sums, float sign) const {
-        auto& to = shared.products.states[which];
+        auto* const to = shared.products.states[which].bytes;
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                auto& pair = *reinterpret_cast<float2*>(&to.values[kKdaTokens * quarter() + g + 8 * half][channel(tile)]);
+                auto& pair = *reinterpret_cast<float2*>(to + KdaChannelProducts::at(kKdaTokens * quarter() + g + 8 * half, channel(tile)));
                 pair = {fmaf(sign, sums[tile][2 * half], pair.x), fmaf(sign, sums[tile][2 * half + 1], pair.y)};
             }
     }
     // Sums of terms(half, tile), pairs of channels, over the quarter's tokens; where decays are slow, times those from the
     // middle of quarter `from` to that of the next one, unless negative.
     template <class Terms>
-    __device__ __forceinline__ void store_sums(float (&to)[kKdaHeadK], int from, Terms&& terms) const {
+    __device__ __forceinline__ void store_sums(KdaGradientsPlan::Channels& to, int from, Terms&& terms) const {
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
             const float2 first = terms(0, tile), second = terms(1, tile);
@@ -162,9 +161,9 @@ struct KdaQuarterPairs : Lane {
             *reinterpret_cast<float2*>(&to[channel(tile)]) = sum;
         }
     }
-    __device__ __forceinline__ void store_column_sums(float (&to)[kKdaHeadK], int from, const Sums& key) const {
+    __device__ __forceinline__ void store_column_sums(KdaGradientsPlan::Channels& to, int from, const Sums& key) const {
         store_sums(to, from, [&](int half, int tile) {
-            const float2 k = own_pair(shared.operands.earlier_key, kKdaTokens * quarter() + 8 * half, tile);
+            const float2 k = own_pair(shared.products.earlier_key, kKdaTokens * quarter() + 8 * half, tile);
             return float2{k.x * key[tile][2 * half], k.y * key[tile][2 * half + 1]};
         });
     }

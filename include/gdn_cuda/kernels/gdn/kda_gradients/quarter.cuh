@@ -2,7 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/kda_backward/results.cuh>
-#include <gdn_cuda/kernels/gdn/kda_gradients/plan.cuh>
+#include <gdn_cuda/kernels/gdn/kda_gradients/loads.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -13,8 +13,10 @@ struct KdaQuarter {
     KdaGradientsPlan& shared;
     const KdaGradientsCall& args;
     int quarter;
+    int own;  // the channel, in the block
     KdaChannel x;
     unsigned element, column;  // bytes from tiles, and from products, to the thread's first token
+    unsigned raw[kTokens];     // elements of queries and keys
 
     __device__ __forceinline__ KdaQuarter(KdaGradientsPlan& shared, const KdaGradientsCall& args)
         : shared(shared), args(args), x(args.call, 0) {
@@ -22,14 +24,15 @@ struct KdaQuarter {
     }
     // Anew where registers are short.
     __device__ __forceinline__ void find_place() {
-        const auto thread = opaque(static_cast<unsigned>(threadIdx.x)), channel = thread % kKdaHeadK;
-        quarter = __shfl_sync(0xffffffffu, static_cast<int>(thread / kKdaHeadK), 0);  // warp-uniform for the compiler
-        x.channel = static_cast<int>(channel);
+        constexpr unsigned kChannels = KdaGradientsPlan::kChannels;
+        const auto thread = opaque(static_cast<unsigned>(threadIdx.x)), channel = thread % kChannels;
+        quarter = __shfl_sync(0xffffffffu, static_cast<int>(thread / kChannels), 0);  // warp-uniform for the compiler
+        own = static_cast<int>(channel);
+        x.channel = kda_gradients_place(shared.place, call()).channel() + own;
         x.exists = x.channel < call().dk;
         // Opaque: otherwise computed anew at each use.
-        element = opaque(channel / kTileElements * static_cast<unsigned>(sizeof(SwizzledTile)) + first() * 128 +
-                         channel % kTileElements * 2);
-        column = opaque(first() * static_cast<unsigned>(sizeof(KdaChannelProducts::values[0])) + channel * 4);
+        element = opaque(first() * 128 + channel * 2);
+        column = opaque(KdaChannelProducts::at(first(), channel));
     }
 
     __device__ __forceinline__ const GdnCall& call() const { return args.call; }
@@ -45,9 +48,10 @@ struct KdaQuarter {
         return KdaGates(call(), own, x.tokens_of(own), head(), x.channel);
     }
     __device__ __forceinline__ float& product(int which, int i) const {
-        return *reinterpret_cast<float*>(reinterpret_cast<char*>(shared.products.states[which].values[i]) + column);
+        return *reinterpret_cast<float*>(shared.products.states[which].bytes + (column ^ KdaChannelProducts::at(i % 4, 0) % 256) +
+                                         i * KdaChannelProducts::kRow);
     }
-    __device__ __forceinline__ float& gate(int i) const { return shared.gates[first() + i][x.channel]; }
+    __device__ __forceinline__ float& gate(int i) const { return shared.products.gates[first() + i][own]; }
 
     // ---- What crosses quarters
 
@@ -60,25 +64,27 @@ struct KdaQuarter {
             float product = x.decay[kHalf * half];
 #pragma unroll
             for (int i = 1; i < kHalf; ++i) product *= x.decay[kHalf * half + i];
-            shared.halves[half][quarter][x.channel] = product;
+            shared.halves[half][quarter][own] = product;
         }
     }
     __device__ __forceinline__ bool is_slow() const {
         return half(0, quarter) >= KdaGradientsConfig::kSlow && half(1, quarter) >= KdaGradientsConfig::kSlow;
     }
-    // Tokens past the end, which are others', become 0.
-    __device__ __forceinline__ void clear_tail() const {
+    // Keys and queries. Tokens past the end, which are others', become 0.
+    __device__ __forceinline__ void load_rows() {
+        barrier(shared.rows_full).wait(0);
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) raw[i] = at(shared.rows.query, i) | static_cast<unsigned>(at(shared.rows.key, i)) << 16;
         const int tokens = shared.place.tokens - first();
         if (tokens >= kTokens) [[likely]]
             return;
 #pragma unroll
         for (int i = 0; i < kTokens; ++i)
-            if (i >= tokens) at(shared.key, i) = at(shared.query, i) = 0;
+            if (i >= tokens) raw[i] = 0;
     }
     // Puts what the quarter has from the states in place of the products, but for the decays to and from its border; sums for
     // gates of other quarters; and operands of pairs.
     __device__ __forceinline__ void split(bool is_slow) {
-        auto& operands = shared.operands;
         float earlier = is_slow ? half(0, quarter) : 1.f, later = is_slow ? half(1, quarter) : 1.f;
 #pragma unroll
         for (int i = 0; i < kQuarters; ++i) {
@@ -92,24 +98,24 @@ struct KdaQuarter {
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             factor *= x.decay[i];
-            const float query = factor * (query_norms[i] * raw(shared.query, i)),
-                        key = factor * (key_norms[i] * raw(shared.key, i));
+            const float2 both = unpack<kIo>(raw[i]);
+            const float query = factor * (query_norms[i] * both.x), key = factor * (key_norms[i] * both.y);
             const float to_query = query_earlier * product(0, i), to_key = earlier * product(1, i);
             product(0, i) = to_query;
             product(1, i) = to_key;
             sum = fmaf(query, to_query, fmaf(-key, to_key, sum));
             const unsigned pair = pack<kIo>(query, key);
-            at(operands.query, i) = static_cast<unsigned short>(pair);
-            at(operands.key, i) = static_cast<unsigned short>(pair >> 16);
+            at(shared.rows.query, i) = static_cast<unsigned short>(pair);
+            at(shared.rows.key, i) = static_cast<unsigned short>(pair >> 16);
         }
-        if (quarter > 0) shared.carried.earlier[quarter - 1][x.channel] = sum;
+        if (quarter > 0) shared.carried.earlier[quarter - 1][own] = sum;
         const Factors betas(&shared.factors.beta[first()]);
         factor = from_last(is_slow), sum = 0.f;
         float keys[kTokens];
 #pragma unroll
         for (int i = kTokens - 1; i >= 0; --i) {
             const float to_key = later * betas[i] * product(2, i);
-            keys[i] = factor * (key_norms[i] * raw(shared.key, i));
+            keys[i] = factor * (key_norms[i] * unpack<kIo>(raw[i]).y);
             product(2, i) = to_key;
             sum = fmaf(keys[i], to_key, sum);
             factor *= x.decay[i];
@@ -117,18 +123,18 @@ struct KdaQuarter {
 #pragma unroll
         for (int i = 0; i < kTokens; i += 2) {
             const unsigned pair = pack<kIo>(keys[i], keys[i + 1]);
-            at(operands.earlier_key, i) = static_cast<unsigned short>(pair);
-            at(operands.earlier_key, i + 1) = static_cast<unsigned short>(pair >> 16);
+            at(shared.products.earlier_key, i) = static_cast<unsigned short>(pair);
+            at(shared.products.earlier_key, i + 1) = static_cast<unsigned short>(pair >> 16);
         }
-        if (quarter < kQuarters - 1) shared.carried.later[quarter][x.channel] = sum;
+        if (quarter < kQuarters - 1) shared.carried.later[quarter][own] = sum;
     }
     // What rounding has left of the keys of earlier tokens, in their place.
     __device__ __forceinline__ void store_key_residuals(bool is_slow) const {
         float factor = from_last(is_slow);
 #pragma unroll
         for (int i = kTokens - 1; i >= 0; --i) {
-            auto& to = at(shared.operands.earlier_key, i);
-            const float key = factor * (shared.factors.key_norm[first() + i] * raw(shared.key, i));
+            auto& to = at(shared.products.earlier_key, i);
+            const float key = factor * (shared.factors.key_norm[first() + i] * unpack<kIo>(raw[i]).y);
             to = rounded_bits(key - to_float(to, kIo), kIo);
             factor *= x.decay[i];
         }
@@ -139,27 +145,27 @@ struct KdaQuarter {
     __device__ __forceinline__ void finish(bool is_slow) {
         find_place();
         KdaChannelGradients gradients;
-        load<0>(x.key, shared.key, shared.factors.key_norm);
-        load<kHalf>(x.key, shared.key, shared.factors.key_norm);
+        find_keys();
         if (is_slow)
             finish_slow(gradients);
         else
             finish_any(gradients);
         store_gate_gradients();
         if (call().qk_norm)
-            pass_kda_norms(x, gradients, shared.dots[quarter], &shared.factors.query_norm[first()],
-                           &shared.factors.key_norm[first()], x.channel,
-                           [&] { NamedBarrier::sync(kWarpgroup, kWarpgroupBarrier + quarter); });
+            pass_kda_norms(
+                x, gradients, shared.dots[quarter], &shared.factors.query_norm[first()], &shared.factors.key_norm[first()], own,
+                [&] { NamedBarrier::sync(KdaGradientsPlan::kChannels, kWarpgroupBarrier + quarter); },
+                [&](int which, float sum) { return sum + other_dot(which, sum); });
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             const unsigned pair = pack<kIo>(gradients.query[i], gradients.key[i]);
-            at(shared.query, i) = static_cast<unsigned short>(pair);
-            at(shared.key, i) = static_cast<unsigned short>(pair >> 16);
+            at(shared.rows.query, i) = static_cast<unsigned short>(pair);
+            at(shared.rows.key, i) = static_cast<unsigned short>(pair >> 16);
         }
     }
 
   private:
-    __device__ __forceinline__ float half(int which, int of) const { return shared.halves[which][of][x.channel]; }
+    __device__ __forceinline__ float half(int which, int of) const { return shared.halves[which][of][own]; }
     // The decays from the quarter's border to before its first token, and from after its last token to the border.
     __device__ __forceinline__ float to_first(bool is_slow) const {
         float product = 1.f;
@@ -179,10 +185,10 @@ struct KdaQuarter {
     __device__ __forceinline__ void finish_any(KdaChannelGradients& gradients) {
         const KdaTokenGradients& pairs = shared.blocks[quarter];
         const auto product = [this](int which, int i) -> float& { return this->product(which, i); };
-        load<kHalf>(x.query, shared.query, shared.factors.query_norm);
+        find_queries<kHalf>();
         gradients.start(x, pairs);
         find_place();
-        load<0>(x.query, shared.query, shared.factors.query_norm);
+        find_queries<0>();
         gradients.add_states(x, 1.f, after(), [&](float) { return before(); }, product, [](int) { return 1.f; });
         gradients.add_rest(x, pairs, product, [&](int i, float gradient) { product(0, i) = gradient; });
     }
@@ -190,8 +196,8 @@ struct KdaQuarter {
     // too: in place of the latter all less those of its earlier tokens.
     __device__ __forceinline__ void finish_slow(KdaChannelGradients& gradients) {
         const KdaTokenGradients& pairs = shared.blocks[quarter];
-        load<0>(x.query, shared.query, shared.factors.query_norm);
-        load<kHalf>(x.query, shared.query, shared.factors.query_norm);
+        find_queries<0>();
+        find_queries<kHalf>();
         float factor = to_first(true);
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
@@ -210,7 +216,7 @@ struct KdaQuarter {
             product(2, i) = x.key[i] * to_key;
             factor *= x.decay[i];
         }
-        float earlier = before() - shared.products.within[quarter][x.channel];
+        float earlier = before() - shared.products.within[quarter][own];
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             product(0, i) = gradients.decay[i] + earlier;
@@ -235,40 +241,47 @@ struct KdaQuarter {
         }
     };
     // The thread's element of its token i.
-    __device__ __forceinline__ unsigned short& at(SwizzledTile (&tiles)[kKdaTiles], int i) const {
-        return *reinterpret_cast<unsigned short*>(tiles[0].bytes + (element ^ i % 8 << 4) + i * 128);
+    __device__ __forceinline__ unsigned short& at(SwizzledTile& tile, int i) const {
+        return *reinterpret_cast<unsigned short*>(tile.bytes + (element ^ i % 8 << 4) + i * 128);
     }
-    __device__ __forceinline__ float raw(SwizzledTile (&tiles)[kKdaTiles], int i) const { return to_float(at(tiles, i), kIo); }
+    __device__ __forceinline__ void find_keys() {
+        const Factors norms(&shared.factors.key_norm[first()]);
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) x.key[i] = norms[i] * unpack<kIo>(raw[i]).y;
+    }
     // Half of the tokens.
     template <int kFirst>
-    __device__ __forceinline__ void load(float (&to)[kTokens], SwizzledTile (&tiles)[kKdaTiles],
-                                         const float (&norms)[kChunk]) const {
+    __device__ __forceinline__ void find_queries() {
+        const Factors norms(&shared.factors.query_norm[first()]);
 #pragma unroll
-        for (int i = kFirst; i < kFirst + kHalf; i += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(&norms[first() + i]);
-            to[i] = four.x * raw(tiles, i);
-            to[i + 1] = four.y * raw(tiles, i + 1);
-            to[i + 2] = four.z * raw(tiles, i + 2);
-            to[i + 3] = four.w * raw(tiles, i + 3);
-        }
+        for (int i = kFirst; i < kFirst + kHalf; ++i) x.query[i] = norms[i] * unpack<kIo>(raw[i]).x;
+    }
+    // A sum over the other block's channels, in exchange for that over this one's.
+    __device__ __forceinline__ float other_dot(int which, float sum) const {
+        if (KdaGradientsConfig::blocks(call().dk) == 1) return 0.f;
+        Barrier& full = barrier(shared.dots_full[quarter]);
+        cute::store_shared_remote(__float_as_uint(sum), shared_address(&shared.other_dots[quarter][which]),
+                                  shared_address(&shared.dots_full[quarter]), cute::block_rank_in_cluster() ^ 1);
+        full.wait(0);
+        return shared.other_dots[quarter][which];
     }
     // Terms of the quarter's gates that other quarters' tokens have.
     __device__ __forceinline__ float after() const {
         const auto& carried = shared.carried;
-        float sum = quarter == 2 ? carried.over_third[x.channel] : 0.f;
+        float sum = quarter == 2 ? carried.over_third[own] : 0.f;
 #pragma unroll
         for (int i = 1; i < kQuarters; ++i)
-            if (i > quarter) sum += carried.earlier[i - 1][x.channel];
+            if (i > quarter) sum += carried.earlier[i - 1][own];
         return sum;
     }
     __device__ __forceinline__ float before() const {
         const auto& carried = shared.carried;
         const float decay = shared.factors.decay[x.channel];
-        float sum = decay == 0.f ? 0.f : decay * carried.state[x.channel];
-        if (quarter == 1) sum += carried.over_second[x.channel];
+        float sum = decay == 0.f ? 0.f : decay * shared.state_product[own];
+        if (quarter == 1) sum += carried.over_second[own];
 #pragma unroll
         for (int i = 0; i < kQuarters - 1; ++i)
-            if (i < quarter) sum += carried.later[i][x.channel];
+            if (i < quarter) sum += carried.later[i][own];
         return sum;
     }
     __device__ __forceinline__ void store_gate_gradients() const {
