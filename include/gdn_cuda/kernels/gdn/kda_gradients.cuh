@@ -60,7 +60,6 @@ struct KdaGradientsBlock {
         quarter.load_rows();
         quarter.split(is_slow);
         __syncthreads();
-        const KdaGates gates = quarter.gates();
         const KdaQuarterPairs<kIo> pairs(shared, is_slow);
         pairs.add(false);
         if (__shfl_sync(0xffffffffu, shared.factors.cancels, 0) != 0) [[unlikely]] {  // warp-uniform for the compiler
@@ -69,6 +68,7 @@ struct KdaGradientsBlock {
             __syncthreads();
             pairs.add(true);
         }
+        const KdaGates gates = quarter.gates();
         __syncthreads();
         keep_gates(quarter, gates);
         if (is_pair) cute::cluster_wait();  // the other block has read dV, and has its barriers

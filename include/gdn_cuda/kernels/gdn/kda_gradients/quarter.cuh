@@ -109,6 +109,7 @@ struct KdaQuarter {
             at(shared.rows.key, i) = static_cast<unsigned short>(pair >> 16);
         }
         if (quarter > 0) shared.carried.earlier[quarter - 1][own] = sum;
+        refresh_rows();
         const Factors betas(&shared.factors.beta[first()]);
         factor = from_last(is_slow), sum = 0.f;
         float keys[kTokens];
@@ -128,8 +129,14 @@ struct KdaQuarter {
         }
         if (quarter < kQuarters - 1) shared.carried.later[quarter][own] = sum;
     }
+    // Before they are used anew: otherwise the compiler would keep them converted, which is two registers each, and spill.
+    __device__ __forceinline__ void refresh_rows() {
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) raw[i] = opaque(raw[i]);
+    }
     // What rounding has left of the keys of earlier tokens, in their place.
-    __device__ __forceinline__ void store_key_residuals(bool is_slow) const {
+    __device__ __forceinline__ void store_key_residuals(bool is_slow) {
+        refresh_rows();
         float factor = from_last(is_slow);
 #pragma unroll
         for (int i = kTokens - 1; i >= 0; --i) {
@@ -145,12 +152,14 @@ struct KdaQuarter {
     __device__ __forceinline__ void finish(bool is_slow) {
         find_place();
         KdaChannelGradients gradients;
-        find_keys();
+        find_rows();
         if (is_slow)
             finish_slow(gradients);
         else
             finish_any(gradients);
+        find_place();
         store_gate_gradients();
+        find_place();
         if (call().qk_norm)
             pass_kda_norms(
                 x, gradients, shared.dots[quarter], &shared.factors.query_norm[first()], &shared.factors.key_norm[first()], own,
@@ -244,17 +253,25 @@ struct KdaQuarter {
     __device__ __forceinline__ unsigned short& at(SwizzledTile& tile, int i) const {
         return *reinterpret_cast<unsigned short*>(tile.bytes + (element ^ i % 8 << 4) + i * 128);
     }
-    __device__ __forceinline__ void find_keys() {
+    // Keys; the queries stay packed.
+    __device__ __forceinline__ void find_rows() {
+        refresh_rows();
         const Factors norms(&shared.factors.key_norm[first()]);
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) x.key[i] = norms[i] * unpack<kIo>(raw[i]).y;
+#pragma unroll
+        for (int i = 0; i < kHalf; ++i) raw[i] = opaque(__byte_perm(raw[2 * i], raw[2 * i + 1], 0x5410));
     }
     // Half of the tokens.
     template <int kFirst>
     __device__ __forceinline__ void find_queries() {
         const Factors norms(&shared.factors.query_norm[first()]);
 #pragma unroll
-        for (int i = kFirst; i < kFirst + kHalf; ++i) x.query[i] = norms[i] * unpack<kIo>(raw[i]).x;
+        for (int i = kFirst; i < kFirst + kHalf; i += 2) {
+            const float2 both = unpack<kIo>(opaque(raw[i / 2]));
+            x.query[i] = norms[i] * both.x;
+            x.query[i + 1] = norms[i + 1] * both.y;
+        }
     }
     // A sum over the other block's channels, in exchange for that over this one's.
     __device__ __forceinline__ float other_dot(int which, float sum) const {
