@@ -52,9 +52,6 @@ struct KdaGradientsBlock {
         if (threadIdx.x == 0 && shared.factors.cancels != 0) [[unlikely]]
             start_kda_row_loads(shared, all, kda_gradients_place(shared.place, args.call));
         __syncwarp();
-        const KdaGradientsPlace place = kda_gradients_place(shared.place, args.call);
-        const bool is_pair = KdaGradientsConfig::blocks(args.call.dk) > 1;
-        if (is_pair) cute::cluster_arrive();
         if (quarter.quarter == 0) shared.state_product[quarter.own] = products.state_product(quarter.own);
         const bool is_slow = !__syncthreads_or(!quarter.is_slow() || (kIo == DType::f16 && !args.call.qk_norm));
         quarter.load_rows();
@@ -69,11 +66,11 @@ struct KdaGradientsBlock {
             pairs.add(true);
         }
         const KdaGates gates = quarter.gates();
+        if (KdaGradientsConfig::blocks(args.call.dk) > 1) cute::cluster_arrive();
         __syncthreads();
         keep_gates(quarter, gates);
-        if (is_pair) cute::cluster_wait();  // the other block has read dV, and has its barriers
-        if (place.part == 0) store_beta_gradients();
         quarter.finish(is_slow);
+        if (kda_gradients_place(shared.place, args.call).part == 0) store_beta_gradients();
         __syncthreads();
         store_rows(args.query_gradient, shared.rows.query);
         store_rows(args.key_gradient, shared.rows.key);

@@ -1,5 +1,6 @@
 // Sums over pairs of tokens by warp MMAs. A warp has the 16 tokens of a quarter and 32 channels, and adds to what its own
-// threads have there, without the decays between a token and its quarter's border, which those multiply by:
+// threads have there, times the decays to or from its border, without those between a token and the border, which those
+// multiply by:
 //
 //     rows           dP (R k), U (R k), from tokens of earlier quarters
 //     columns        dP^T (L q) + U^T (L k), from tokens of later ones
@@ -98,8 +99,9 @@ struct KdaQuarterPairs : Lane {
             multiply<false>(query, shared.products.pairs.queries, quarter(), other, right);
             multiply<false>(key, shared.products.pairs.keys, quarter(), other, right);
         }
-        add(0, query, 1.f);
-        add(1, key, -1.f);
+        const auto* const border = residual ? nullptr : shared.borders.earlier;
+        add(0, query, 1.f, border);
+        add(1, key, -1.f, border);
     }
     __device__ __forceinline__ void add_columns() const {
         Sums key = {};
@@ -117,7 +119,7 @@ struct KdaQuarterPairs : Lane {
 #pragma unroll
             for (int i = 0; i < 4 * kTiles; ++i) key[i / 4][i % 4] += own[i / 4][i % 4];
         }
-        add(2, key, 1.f);
+        add(2, key, 1.f, shared.borders.later);
     }
     // Multiplies by the decays of the second half of a quarter and of the first half of the same or the next one.
     __device__ __forceinline__ void pass(Sums& sums, int second, int first) const {
@@ -129,15 +131,19 @@ struct KdaQuarterPairs : Lane {
             for (int i = 0; i < 4; ++i) sums[tile][i] *= i % 2 == 0 ? a.x * b.x : a.y * b.y;
         }
     }
-    __device__ __forceinline__ void add(int which, const Sums& sums, float sign) const {
+    // In place of a product: it times the decays to or from the border, and sums times a sign.
+    __device__ __forceinline__ void add(int which, const Sums& sums, float sign, const KdaGradientsPlan::Channels* border) const {
         auto* const to = shared.products.states[which].bytes;
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile)
+        for (int tile = 0; tile < kTiles; ++tile) {
+            const float2 decay = border == nullptr ? float2{1.f, 1.f} : pair_at(&border[quarter()][channel(tile)]);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                auto& pair = *reinterpret_cast<float2*>(to + KdaChannelProducts::at(kKdaTokens * quarter() + g + 8 * half, channel(tile)));
-                pair = {fmaf(sign, sums[tile][2 * half], pair.x), fmaf(sign, sums[tile][2 * half + 1], pair.y)};
+                auto& pair = *reinterpret_cast<float2*>(
+                    to + KdaChannelProducts::at(kKdaTokens * quarter() + g + 8 * half, channel(tile)));
+                pair = {fmaf(decay.x, pair.x, sign * sums[tile][2 * half]), fmaf(decay.y, pair.y, sign * sums[tile][2 * half + 1])};
             }
+        }
     }
     // Sums of terms(half, tile), pairs of channels, over the quarter's tokens; where decays are slow, times those from the
     // middle of quarter `from` to that of the next one, unless negative.

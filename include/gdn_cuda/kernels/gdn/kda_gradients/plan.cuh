@@ -85,8 +85,8 @@ struct KdaGradientsPlan {
         KdaTokenPairs queries[2], keys[2];  // dP and U, rounded, and the rounding residuals, without pairs of a token and itself
     };
     struct Products {
-        // dO S, dV S and R E; then what each quarter's tokens have from outside of it, without decays within it. The first two
-        // come in place of dO and dV while R E is formed.
+        // scale dO S, dV S and beta R E; then what each quarter's tokens have from outside of it, without decays within it. The
+        // first two come in place of dO and dV while the last is formed.
         KdaChannelProducts states[3];
         union {
             Pairs pairs;
@@ -98,6 +98,10 @@ struct KdaGradientsPlan {
     // Then times the decays from a border to each token, as operands; then their gradients, rounded.
     struct Rows {
         SwizzledTile query, key;
+    };
+    // Decays from the chunk's start to each quarter's border, and from that to the chunk's end.
+    struct Borders {
+        Channels earlier[kQuarters], later[kQuarters];
     };
     // What quarters have for gates of others, by channel.
     struct Carried {
@@ -124,8 +128,11 @@ struct KdaGradientsPlan {
         Channels state_products[kStateProducts];  // of S E, each of some rows
         Carried carried;
     };
-    Channels state_product;                        // of S E
-    float other_dots[kQuarters][2 * kKdaTokens];  // the other block's
+    Channels state_product;  // of S E
+    union {
+        Borders borders;
+        float other_dots[kQuarters][2 * kKdaTokens];  // the other block's
+    };
     float own[kChunk];                            // dV R of a token
     unsigned long long tokens_full, states_full, rows_full;  // mbarriers: dO, dV, R and factors; S and E; keys and queries
     unsigned long long dots_full[kQuarters];

@@ -82,8 +82,8 @@ struct KdaQuarter {
         for (int i = 0; i < kTokens; ++i)
             if (i >= tokens) raw[i] = 0;
     }
-    // Puts what the quarter has from the states in place of the products, but for the decays to and from its border; sums for
-    // gates of other quarters; and operands of pairs.
+    // Decays to and from the quarter's border, of what it has from the states; sums for gates of other quarters; and operands of
+    // pairs.
     __device__ __forceinline__ void split(bool is_slow) {
         float earlier = is_slow ? half(0, quarter) : 1.f, later = is_slow ? half(1, quarter) : 1.f;
 #pragma unroll
@@ -92,7 +92,8 @@ struct KdaQuarter {
             if (i < quarter) earlier *= total;
             if (i > quarter) later *= total;
         }
-        const float query_earlier = call().scale * earlier;
+        shared.borders.earlier[quarter][own] = earlier;
+        shared.borders.later[quarter][own] = later;
         const Factors key_norms(&shared.factors.key_norm[first()]), query_norms(&shared.factors.query_norm[first()]);
         float factor = to_first(is_slow), sum = 0.f;
 #pragma unroll
@@ -100,25 +101,19 @@ struct KdaQuarter {
             factor *= x.decay[i];
             const float2 both = unpack<kIo>(raw[i]);
             const float query = factor * (query_norms[i] * both.x), key = factor * (key_norms[i] * both.y);
-            const float to_query = query_earlier * product(0, i), to_key = earlier * product(1, i);
-            product(0, i) = to_query;
-            product(1, i) = to_key;
-            sum = fmaf(query, to_query, fmaf(-key, to_key, sum));
+            sum = fmaf(query, product(0, i), fmaf(-key, product(1, i), sum));
             const unsigned pair = pack<kIo>(query, key);
             at(shared.rows.query, i) = static_cast<unsigned short>(pair);
             at(shared.rows.key, i) = static_cast<unsigned short>(pair >> 16);
         }
-        if (quarter > 0) shared.carried.earlier[quarter - 1][own] = sum;
+        if (quarter > 0) shared.carried.earlier[quarter - 1][own] = earlier * sum;
         refresh_rows();
-        const Factors betas(&shared.factors.beta[first()]);
         factor = from_last(is_slow), sum = 0.f;
         float keys[kTokens];
 #pragma unroll
         for (int i = kTokens - 1; i >= 0; --i) {
-            const float to_key = later * betas[i] * product(2, i);
             keys[i] = factor * (key_norms[i] * unpack<kIo>(raw[i]).y);
-            product(2, i) = to_key;
-            sum = fmaf(keys[i], to_key, sum);
+            sum = fmaf(keys[i], product(2, i), sum);
             factor *= x.decay[i];
         }
 #pragma unroll
@@ -127,7 +122,7 @@ struct KdaQuarter {
             at(shared.products.earlier_key, i) = static_cast<unsigned short>(pair);
             at(shared.products.earlier_key, i + 1) = static_cast<unsigned short>(pair >> 16);
         }
-        if (quarter < kQuarters - 1) shared.carried.later[quarter][own] = sum;
+        if (quarter < kQuarters - 1) shared.carried.later[quarter][own] = later * sum;
     }
     // Before they are used anew: otherwise the compiler would keep them converted, which is two registers each, and spill.
     __device__ __forceinline__ void refresh_rows() {
@@ -160,6 +155,7 @@ struct KdaQuarter {
         find_place();
         store_gate_gradients();
         find_place();
+        if (KdaGradientsConfig::blocks(call().dk) > 1) cute::cluster_wait();  // the other block has read dV, and takes dots
         if (call().qk_norm)
             pass_kda_norms(
                 x, gradients, shared.dots[quarter], &shared.factors.query_norm[first()], &shared.factors.key_norm[first()], own,

@@ -78,8 +78,8 @@ struct KdaValueProducts : Lane {
         warpgroup_fence_operand(by_value);
         NamedBarrier::sync(KdaGradientsConfig::threads(), kTokensRead);
         find_lane();
-        store(0, by_output);
-        store(1, by_value);
+        store(0, by_output, args.call.scale, args.call.scale);
+        store(1, by_value, 1.f, 1.f);
         Products by_error;
         const bool has_residual = two_part();
 #pragma unroll 1
@@ -92,9 +92,10 @@ struct KdaValueProducts : Lane {
         wait_for_product(by_error);
         NamedBarrier::sync(KdaGradientsConfig::threads(), kInputsRead);
         find_lane();
-        store(2, by_error);
+        store(2, by_error, shared.factors.beta[row(0)], shared.factors.beta[row(1)]);
     }
-    __device__ __forceinline__ void store(int which, Products& sums) const {
+    // Times the factor of each of the lane's rows.
+    __device__ __forceinline__ void store(int which, Products& sums, float first, float second) const {
         const int count = shared.place.tokens;
         if (count < kChunk) [[unlikely]]  // rows past the end are others'
 #pragma unroll
@@ -103,7 +104,8 @@ struct KdaValueProducts : Lane {
         auto* const to = shared.products.states[which].bytes;
 #pragma unroll
         for (int i = 0; i < kChunk / 2; i += 2)
-            *reinterpret_cast<float2*>(to + KdaChannelProducts::at(row(i % 4 / 2), i / 4 * 8 + 2 * t)) = {sums[i], sums[i + 1]};
+            *reinterpret_cast<float2*>(to + KdaChannelProducts::at(row(i % 4 / 2), i / 4 * 8 + 2 * t)) =
+                i % 4 == 0 ? float2{first * sums[i], first * sums[i + 1]} : float2{second * sums[i], second * sums[i + 1]};
     }
     __device__ __forceinline__ void multiply_tokens() {
         barrier(shared.tokens_full).wait(0);
