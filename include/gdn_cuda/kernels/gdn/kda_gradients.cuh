@@ -57,7 +57,7 @@ struct KdaGradientsBlock {
         quarter.load_rows();
         quarter.split(is_slow);
         __syncthreads();
-        const KdaQuarterPairs<kIo> pairs(shared, is_slow);
+        KdaQuarterPairs<kIo> pairs(shared, is_slow);
         pairs.add(false);
         if (__shfl_sync(0xffffffffu, shared.factors.cancels, 0) != 0) [[unlikely]] {  // warp-uniform for the compiler
             __syncthreads();
@@ -66,7 +66,7 @@ struct KdaGradientsBlock {
             pairs.add(true);
         }
         const KdaGates gates = quarter.gates();
-        if (KdaGradientsConfig::blocks(args.call.dk) > 1) cute::cluster_arrive();
+        if (KdaGradientsConfig::blocks(args.call.dk) > 1) cute::cluster_arrive_relaxed();
         __syncthreads();
         keep_gates(quarter, gates);
         quarter.finish(is_slow);

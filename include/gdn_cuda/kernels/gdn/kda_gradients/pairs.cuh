@@ -30,7 +30,7 @@ struct KdaQuarterPairs : Lane {
     }
 
     // residual: only rows, as earlier_key is what rounding has left of the keys.
-    __device__ __forceinline__ void add(bool residual) const {
+    __device__ __forceinline__ void add(bool residual) {
         if (is_slow || quarter() > 0) add_rows(residual);
         if (!residual && (is_slow || quarter() < kQuarters - 1)) add_columns();
     }
@@ -77,7 +77,7 @@ struct KdaQuarterPairs : Lane {
         multiply<true>(sums, shared.products.pairs.keys, other, quarter(), right);
     }
 
-    __device__ __forceinline__ void add_rows(bool residual) const {
+    __device__ __forceinline__ void add_rows(bool residual) {
         const int until = quarter() + is_slow;
         Sums query = {}, key = {};
 #pragma unroll 1
@@ -99,11 +99,12 @@ struct KdaQuarterPairs : Lane {
             multiply<false>(query, shared.products.pairs.queries, quarter(), other, right);
             multiply<false>(key, shared.products.pairs.keys, quarter(), other, right);
         }
+        find_lane();  // anew: addresses would be computed early, and registers spill
         const auto* const border = residual ? nullptr : shared.borders.earlier;
         add(0, query, 1.f, border);
         add(1, key, -1.f, border);
     }
-    __device__ __forceinline__ void add_columns() const {
+    __device__ __forceinline__ void add_columns() {
         Sums key = {};
 #pragma unroll 1
         for (int other = kQuarters - 1; other > quarter(); --other) {
@@ -119,6 +120,7 @@ struct KdaQuarterPairs : Lane {
 #pragma unroll
             for (int i = 0; i < 4 * kTiles; ++i) key[i / 4][i % 4] += own[i / 4][i % 4];
         }
+        find_lane();
         add(2, key, 1.f, shared.borders.later);
     }
     // Multiplies by the decays of the second half of a quarter and of the first half of the same or the next one.
