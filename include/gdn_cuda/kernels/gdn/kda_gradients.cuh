@@ -126,7 +126,7 @@ struct KdaGradientsBlock {
         if (args.sums == nullptr || args.gate_gradient.data == nullptr || which >= 2 || channel >= args.call.dk) return;
         float sum = 0.f;
 #pragma unroll
-        for (int i = 0; i < KdaGradientsPlan::kQuarters; ++i) sum += shared.products.gates[kKdaTokens * i + which][own];
+        for (int i = 0; i < KdaGradientsPlan::kQuarters; ++i) sum += shared.products.kept.gates[kKdaTokens * i + which][own];
         args.sums[which * args.sums_which + place.chunk * args.sums_row + i64{head()} * args.call.dk + channel] = sum;
     }
 };

@@ -84,13 +84,17 @@ struct KdaGradientsPlan {
     struct Pairs {
         KdaTokenPairs queries[2], keys[2];  // dP and U, rounded, and the rounding residuals, without pairs of a token and itself
     };
+    struct Kept {
+        Channels gates[kChunk];  // then, of each quarter, sums of A_log's and dt_bias's gradients
+        unsigned queries[kKdaTokens / 4][KdaGradientsConfig::threads()];  // pairs of half of a thread's tokens
+    };
     struct Products {
         // scale dO S, dV S and beta R E; then what each quarter's tokens have from outside of it, without decays within it. The
         // first two come in place of dO and dV while the last is formed.
         KdaChannelProducts states[3];
         union {
             Pairs pairs;
-            Channels gates[kChunk];  // then, of each quarter, sums of A_log's and dt_bias's gradients
+            Kept kept;
         };
         SwizzledTile earlier_key;     // keys times the decays from the token to a border
         Channels within[kQuarters];  // of pairs within a quarter, where decays are slow

@@ -51,7 +51,7 @@ struct KdaQuarter {
         return *reinterpret_cast<float*>(shared.products.states[which].bytes + (column ^ KdaChannelProducts::at(i % 4, 0) % 256) +
                                          i * KdaChannelProducts::kRow);
     }
-    __device__ __forceinline__ float& gate(int i) const { return shared.products.gates[first() + i][own]; }
+    __device__ __forceinline__ float& gate(int i) const { return shared.products.kept.gates[first() + i][own]; }
 
     // ---- What crosses quarters
 
@@ -193,6 +193,10 @@ struct KdaQuarter {
         find_queries<kHalf>();
         gradients.start(x, pairs);
         find_place();
+        forget_memory();
+        const auto& kept = shared.products.kept.queries;
+#pragma unroll
+        for (int i = 0; i < kHalf / 2; ++i) raw[i] = kept[i][threadIdx.x];
         find_queries<0>();
         gradients.add_states(x, 1.f, after(), [&](float) { return before(); }, product, [](int) { return 1.f; });
         gradients.add_rest(x, pairs, product, [&](int i, float gradient) { product(0, i) = gradient; });
@@ -257,6 +261,8 @@ struct KdaQuarter {
         for (int i = 0; i < kTokens; ++i) x.key[i] = norms[i] * unpack<kIo>(raw[i]).y;
 #pragma unroll
         for (int i = 0; i < kHalf; ++i) raw[i] = opaque(__byte_perm(raw[2 * i], raw[2 * i + 1], 0x5410));
+#pragma unroll
+        for (int i = 0; i < kHalf / 2; ++i) shared.products.kept.queries[i][threadIdx.x] = raw[i];
     }
     // Half of the tokens.
     template <int kFirst>
