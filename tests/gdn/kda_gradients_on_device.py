@@ -110,15 +110,19 @@ def test_resets_anywhere(gates: str, dtype: torch.dtype, factor: float, device: 
 
 @pytest.mark.parametrize("gate", [-0.01, -0.34, -0.36])
 def test_decays_as_slow_as_pairs_by_reciprocals_allow(gate: float, device: Device, seed: int) -> None:
-    """The product of eight is 1 / 16 between the last two; one fast channel is enough for the other form."""
+    """The product of eight is 1 / 16 between the last two. Some quarters have a fast channel among each 32: all mixtures."""
     for fast in (False, True):
 
         def edit(x: dict[str, Any], fast: bool = fast) -> None:
             x["gate"][:] = gate
-            if fast:
-                x["gate"][:, 20, :, 77] = -30.0
+            for index in range(16) if fast else ():  # all subsets of quarters, in as many groups of channels and chunks
+                chunk, group = divmod(index, 4)
+                for quarter in range(4):
+                    if index >> quarter & 1:
+                        x["gate"][chunk, 16 * quarter + 5, :, 32 * group + 13] = -30.0
 
-        x, outer, given, wanted = prepared(ChannelCase(replace(SHAPE, lengths=(64,)), "none"), seed, BF16, edit)
+        shape = replace(SHAPE, lengths=(64,) * (4 if fast else 1))
+        x, outer, given, wanted = prepared(ChannelCase(shape, "none"), seed, BF16, edit)
         found = launch(device, x, outer, given)
         assert all(error(found[name], wanted[name]) < BOUND for name in NAMES)
 

@@ -41,6 +41,7 @@ BY_REFERENCE = {"gdn_cuda::gated_delta_rule_backward_reference"}  # what an oper
 INTERNAL = {
     "gdn_cuda::kda_chain",
     "gdn_cuda::kda_chunks",
+    "gdn_cuda::kda_gradients",
 }  # parts of an operator, for tests and benchmarks of its kernels; no Python function calls them
 
 

@@ -16,10 +16,10 @@
 //
 // A pair's decay is the product of two, up to and from a border. Between quarters these are at most 1 for any gates. Pairs
 // within a quarter are summed by channel in fp32 (kda_backward/within.cuh): then every term of dg carries the decay across its
-// token, a reset has a gradient of exactly 0, and nothing cancels. Where all decays of the chunk are slow
-// (KdaGradientsConfig::kSlow), warp MMAs sum those too, by reciprocals of decays to the quarter's middle.
+// token, a reset has a gradient of exactly 0, and nothing cancels. Where a warp's decays, of 32 channels, are slow
+// (KdaGradientsConfig::kSlow), its MMAs sum those pairs too, by reciprocals of decays to the quarter's middle.
 //
-// dP and U are used in two 16-bit parts; where entries of T cancel so are R, and keys in dP k.
+// dP and U are used in two 16-bit parts; where entries of T cancel so are R, and keys in dP k and U k.
 //
 // Bound (estimated, no time was measured): latency and instructions, some 65,000 warp instructions a chunk with slow decays,
 // 85,000 with others, one block of 227 KB a multiprocessor. It moves 210 KB a chunk.
@@ -53,15 +53,15 @@ struct KdaGradientsBlock {
             start_kda_row_loads(shared, all, kda_gradients_place(shared.place, args.call));
         __syncwarp();
         if (quarter.quarter == 0) shared.state_product[quarter.own] = products.state_product(quarter.own);
-        const bool is_slow = !__syncthreads_or(!quarter.is_slow() || (kIo == DType::f16 && !args.call.qk_norm));
-        quarter.load_rows();
-        quarter.split(is_slow);
         __syncthreads();
-        KdaQuarterPairs<kIo> pairs(shared, is_slow);
+        quarter.load_rows();
+        quarter.split();
+        __syncthreads();
+        KdaQuarterPairs<kIo> pairs(shared, quarter.is_slow);
         pairs.add(false);
         if (__shfl_sync(0xffffffffu, shared.factors.cancels, 0) != 0) [[unlikely]] {  // warp-uniform for the compiler
             __syncthreads();
-            quarter.store_key_residuals(is_slow);
+            quarter.store_key_residuals();
             __syncthreads();
             pairs.add(true);
         }
@@ -69,7 +69,7 @@ struct KdaGradientsBlock {
         if (KdaGradientsConfig::blocks(args.call.dk) > 1) cute::cluster_arrive_relaxed();
         __syncthreads();
         keep_gates(quarter, gates);
-        quarter.finish(is_slow);
+        quarter.finish();
         if (kda_gradients_place(shared.place, args.call).part == 0) store_beta_gradients();
         __syncthreads();
         store_rows(args.query_gradient, shared.rows.query);

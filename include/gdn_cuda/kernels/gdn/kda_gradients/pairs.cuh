@@ -23,7 +23,7 @@ struct KdaQuarterPairs : Lane {
     using Right = unsigned[kTiles / 2][4];
 
     KdaGradientsPlan& shared;
-    const bool is_slow;
+    const bool is_slow;  // of the warp's decays
 
     __device__ __forceinline__ KdaQuarterPairs(KdaGradientsPlan& shared, bool is_slow) : shared(shared), is_slow(is_slow) {
         find_lane();
@@ -31,8 +31,8 @@ struct KdaQuarterPairs : Lane {
 
     // residual: only rows, as earlier_key is what rounding has left of the keys.
     __device__ __forceinline__ void add(bool residual) {
-        if (is_slow || quarter() > 0) add_rows(residual);
-        if (!residual && (is_slow || quarter() < kQuarters - 1)) add_columns();
+        if (quarter() > 0 || is_slow) add_rows(residual);
+        if (!residual && (quarter() < kQuarters - 1 || is_slow)) add_columns();
     }
 
   private:
@@ -78,29 +78,30 @@ struct KdaQuarterPairs : Lane {
     }
 
     __device__ __forceinline__ void add_rows(bool residual) {
-        const int until = quarter() + is_slow;
         Sums query = {}, key = {};
+        const auto multiply_rows = [&](int other) {
+            Right right;
+            load(right, shared.products.earlier_key, other);
+            multiply<false>(query, shared.products.pairs.queries, quarter(), other, right);
+            multiply<false>(key, shared.products.pairs.keys, quarter(), other, right);
+        };
 #pragma unroll 1
-        for (int other = 0; other < until; ++other) {
-            if (other > 0) {
-                pass(query, is_slow ? other - 1 : other, other);
-                pass(key, is_slow ? other - 1 : other, other);
-            }
+        for (int other = 0; other < quarter(); ++other) {
+            if (other > 0) pass(shared.after[other - 1], shared.before[other], shared.whole[other], query, key);
             // Sums with the first two quarters cross the third.
             if (quarter() == 3 && other == 2 && !residual)
-                store_sums(shared.carried.over_third, 2, [&](int half, int tile) {
+                store_sums(shared.carried.over_third, shared.after[2], shared.before[3], [&](int half, int tile) {
                     const float2 q = own_pair(shared.rows.query, kKdaTokens * 3 + 8 * half, tile),
                                  k = own_pair(shared.rows.key, kKdaTokens * 3 + 8 * half, tile);
                     const float *const by_query = &query[tile][2 * half], *const by_key = &key[tile][2 * half];
                     return float2{fmaf(q.x, by_query[0], k.x * by_key[0]), fmaf(q.y, by_query[1], k.y * by_key[1])};
                 });
-            Right right;
-            load(right, shared.products.earlier_key, other);
-            multiply<false>(query, shared.products.pairs.queries, quarter(), other, right);
-            multiply<false>(key, shared.products.pairs.keys, quarter(), other, right);
+            multiply_rows(other);
         }
+        if (quarter() > 0) pass(shared.after[quarter() - 1], shared.before[quarter()], nullptr, query, key);
+        if (is_slow) multiply_rows(quarter());
         find_lane();  // anew: addresses would be computed early, and registers spill
-        const auto* const border = residual ? nullptr : shared.borders.earlier;
+        const auto* const border = residual ? nullptr : shared.earlier;
         add(0, query, 1.f, border);
         add(1, key, -1.f, border);
     }
@@ -108,29 +109,39 @@ struct KdaQuarterPairs : Lane {
         Sums key = {};
 #pragma unroll 1
         for (int other = kQuarters - 1; other > quarter(); --other) {
-            if (other < kQuarters - 1) pass(key, other, is_slow ? other + 1 : other);
-            if (quarter() == 0 && other == 1) store_column_sums(shared.carried.over_second, 0, key);
+            if (other < kQuarters - 1) pass(shared.before[other + 1], shared.after[other], shared.whole[other], key);
+            if (quarter() == 0 && other == 1) store_column_sums(shared.carried.over_second, shared.before[1], shared.after[0], key);
             multiply_columns(key, other);
         }
+        if (quarter() < kQuarters - 1) pass(shared.before[quarter() + 1], shared.after[quarter()], nullptr, key);
         if (is_slow) {
-            pass(key, quarter(), min(quarter() + 1, kQuarters - 1));
             Sums own = {};
             multiply_columns(own, quarter());
-            store_column_sums(shared.products.within[quarter()], -1, own);
+            store_column_sums(shared.within[quarter()], nullptr, nullptr, own);
 #pragma unroll
             for (int i = 0; i < 4 * kTiles; ++i) key[i / 4][i % 4] += own[i / 4][i % 4];
         }
         find_lane();
-        add(2, key, 1.f, shared.borders.later);
+        add(2, key, 1.f, shared.later);
     }
-    // Multiplies by the decays of the second half of a quarter and of the first half of the same or the next one.
-    __device__ __forceinline__ void pass(Sums& sums, int second, int first) const {
+
+    // The product of decays, where they are given, of the lane's channels.
+    __device__ __forceinline__ float2 decays(const float* a, const float* b, const float* c, int tile) const {
+        float2 product{1.f, 1.f};
+        for (const float* each : {a, b, c})
+            if (each != nullptr) {
+                const float2 pair = pair_at(each + channel(tile));
+                product = {product.x * pair.x, product.y * pair.y};
+            }
+        return product;
+    }
+    template <class... All>
+    __device__ __forceinline__ void pass(const float* a, const float* b, const float* c, All&... sums) const {
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-            const float2 a = pair_at(&shared.halves[1][second][channel(tile)]),
-                         b = pair_at(&shared.halves[0][first][channel(tile)]);
+            const float2 decay = decays(a, b, c, tile);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) sums[tile][i] *= i % 2 == 0 ? a.x * b.x : a.y * b.y;
+            for (int i = 0; i < 4; ++i) ((sums[tile][i] *= i % 2 == 0 ? decay.x : decay.y), ...);
         }
     }
     // In place of a product: it times the decays to or from the border, and sums times a sign.
@@ -147,10 +158,10 @@ struct KdaQuarterPairs : Lane {
             }
         }
     }
-    // Sums of terms(half, tile), pairs of channels, over the quarter's tokens; where decays are slow, times those from the
-    // middle of quarter `from` to that of the next one, unless negative.
+    // Sums of terms(half, tile), pairs of channels, over the quarter's tokens, times decays.
     template <class Terms>
-    __device__ __forceinline__ void store_sums(KdaGradientsPlan::Channels& to, int from, Terms&& terms) const {
+    __device__ __forceinline__ void store_sums(KdaGradientsPlan::Channels& to, const float* one, const float* other,
+                                               Terms&& terms) const {
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
             const float2 first = terms(0, tile), second = terms(1, tile);
@@ -161,16 +172,13 @@ struct KdaQuarterPairs : Lane {
                 sum.y += __shfl_xor_sync(0xffffffffu, sum.y, step);
             }
             if (g > 0) continue;
-            if (is_slow && from >= 0) {
-                const float2 a = pair_at(&shared.halves[1][from][channel(tile)]),
-                             b = pair_at(&shared.halves[0][from + 1][channel(tile)]);
-                sum = {sum.x * (a.x * b.x), sum.y * (a.y * b.y)};
-            }
-            *reinterpret_cast<float2*>(&to[channel(tile)]) = sum;
+            const float2 decay = decays(one, other, nullptr, tile);
+            *reinterpret_cast<float2*>(&to[channel(tile)]) = {sum.x * decay.x, sum.y * decay.y};
         }
     }
-    __device__ __forceinline__ void store_column_sums(KdaGradientsPlan::Channels& to, int from, const Sums& key) const {
-        store_sums(to, from, [&](int half, int tile) {
+    __device__ __forceinline__ void store_column_sums(KdaGradientsPlan::Channels& to, const float* one, const float* other,
+                                                      const Sums& key) const {
+        store_sums(to, one, other, [&](int half, int tile) {
             const float2 k = own_pair(shared.products.earlier_key, kKdaTokens * quarter() + 8 * half, tile);
             return float2{k.x * key[tile][2 * half], k.y * key[tile][2 * half + 1]};
         });

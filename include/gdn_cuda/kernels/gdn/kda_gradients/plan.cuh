@@ -18,8 +18,8 @@ struct KdaGradientsConfig {
     // A thread has a channel of the key and the tokens of a quarter of the chunk: a quarter is two warps'.
     static constexpr int kQuarters = kChunk / kKdaTokens, kLongestValue = 128, kValueTiles = kLongestValue / kTileElements,
                          kChannels = kTileElements;
-    // The least product of the decays of half of a quarter whose reciprocal may scale an operand. Gradients of gates are then
-    // differences of sums over a quarter, which are no larger than a few of theirs.
+    // The least product of the decays of half of a quarter whose reciprocal may scale an operand. Gradients of gates then are
+    // differences of sums over a quarter's pairs, so that decays must not be much smaller than 1.
     static constexpr float kSlow = 1.f / 16;
     GDN_HOST_DEVICE static constexpr int threads() { return kQuarters * kChannels; }
     // Blocks of a head's chunk, a cluster.
@@ -97,15 +97,10 @@ struct KdaGradientsPlan {
             Kept kept;
         };
         SwizzledTile earlier_key;     // keys times the decays from the token to a border
-        Channels within[kQuarters];  // of pairs within a quarter, where decays are slow
     };
     // Then times the decays from a border to each token, as operands; then their gradients, rounded.
     struct Rows {
         SwizzledTile query, key;
-    };
-    // Decays from the chunk's start to each quarter's border, and from that to the chunk's end.
-    struct Borders {
-        Channels earlier[kQuarters], later[kQuarters];
     };
     // What quarters have for gates of others, by channel.
     struct Carried {
@@ -124,8 +119,9 @@ struct KdaGradientsPlan {
     };
     KdaTokenGradients blocks[kQuarters];  // dP and U within a quarter
     KdaTrainingFactors factors;
+    Channels before[kQuarters], after[kQuarters];  // where decays are slow, those of each half of a quarter, or else 1
     union {
-        Channels halves[2][kQuarters];                       // products of the decays of each half of a quarter
+        Channels whole[kQuarters];                              // of a quarter, or 1 where decays are slow
         float dots[kQuarters][kChannels / 32][2 * kKdaTokens];  // of queries and of keys with their gradients
     };
     union {
@@ -133,8 +129,13 @@ struct KdaGradientsPlan {
         Carried carried;
     };
     Channels state_product;  // of S E
+    // Decays from the chunk's start to each quarter's border, and from that to the chunk's end; a warp uses its own.
     union {
-        Borders borders;
+        Channels earlier[kQuarters];
+        Channels within[kQuarters];  // of pairs within a quarter, where decays are slow
+    };
+    union {
+        Channels later[kQuarters];
         float other_dots[kQuarters][2 * kKdaTokens];  // the other block's
     };
     float own[kChunk];                            // dV R of a token

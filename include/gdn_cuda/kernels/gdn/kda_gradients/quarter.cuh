@@ -17,6 +17,7 @@ struct KdaQuarter {
     KdaChannel x;
     unsigned element, column;  // bytes from tiles, and from products, to the thread's first token
     unsigned raw[kTokens];     // elements of queries and keys
+    bool is_slow;              // whether all decays of the warp's tokens and channels are
 
     __device__ __forceinline__ KdaQuarter(KdaGradientsPlan& shared, const KdaGradientsCall& args)
         : shared(shared), args(args), x(args.call, 0) {
@@ -59,18 +60,21 @@ struct KdaQuarter {
         float each[kTokens];
         gates().convert(each);
         x.find_decays(call(), each, x.tokens_of(place()), head());
+        float halves[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float product = x.decay[kHalf * half];
+            halves[half] = x.decay[kHalf * half];
 #pragma unroll
-            for (int i = 1; i < kHalf; ++i) product *= x.decay[kHalf * half + i];
-            shared.halves[half][quarter][own] = product;
+            for (int i = 1; i < kHalf; ++i) halves[half] *= x.decay[kHalf * half + i];
         }
+        const bool allowed = kIo == DType::bf16 || call().qk_norm;  // longer keys may exceed fp16's range
+        is_slow = __all_sync(0xffffffffu, allowed && halves[0] >= KdaGradientsConfig::kSlow &&
+                                              halves[1] >= KdaGradientsConfig::kSlow);
+        shared.before[quarter][own] = is_slow ? halves[0] : 1.f;
+        shared.after[quarter][own] = is_slow ? halves[1] : 1.f;
+        shared.whole[quarter][own] = is_slow ? 1.f : halves[0] * halves[1];
     }
-    __device__ __forceinline__ bool is_slow() const {
-        return half(0, quarter) >= KdaGradientsConfig::kSlow && half(1, quarter) >= KdaGradientsConfig::kSlow;
-    }
-    // Keys and queries. Tokens past the end, which are others', become 0.
+    // Keys and queries. Tokens past the end, which are others', become 0, and their products.
     __device__ __forceinline__ void load_rows() {
         barrier(shared.rows_full).wait(0);
 #pragma unroll
@@ -80,22 +84,25 @@ struct KdaQuarter {
             return;
 #pragma unroll
         for (int i = 0; i < kTokens; ++i)
-            if (i >= tokens) raw[i] = 0;
+            if (i >= tokens) {
+                raw[i] = 0;
+                product(0, i) = product(1, i) = product(2, i) = 0.f;
+            }
     }
     // Decays to and from the quarter's border, of what it has from the states; sums for gates of other quarters; and operands of
     // pairs.
-    __device__ __forceinline__ void split(bool is_slow) {
-        float earlier = is_slow ? half(0, quarter) : 1.f, later = is_slow ? half(1, quarter) : 1.f;
+    __device__ __forceinline__ void split() {
+        float earlier = shared.before[quarter][own], later = shared.after[quarter][own];
 #pragma unroll
         for (int i = 0; i < kQuarters; ++i) {
-            const float total = half(0, i) * half(1, i);
+            const float total = shared.before[i][own] * shared.after[i][own] * shared.whole[i][own];
             if (i < quarter) earlier *= total;
             if (i > quarter) later *= total;
         }
-        shared.borders.earlier[quarter][own] = earlier;
-        shared.borders.later[quarter][own] = later;
+        shared.earlier[quarter][own] = earlier;
+        shared.later[quarter][own] = later;
         const Factors key_norms(&shared.factors.key_norm[first()]), query_norms(&shared.factors.query_norm[first()]);
-        float factor = to_first(is_slow), sum = 0.f;
+        float factor = to_first(), sum = 0.f;
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             factor *= x.decay[i];
@@ -108,7 +115,7 @@ struct KdaQuarter {
         }
         if (quarter > 0) shared.carried.earlier[quarter - 1][own] = earlier * sum;
         refresh_rows();
-        factor = from_last(is_slow), sum = 0.f;
+        factor = from_last(), sum = 0.f;
         float keys[kTokens];
 #pragma unroll
         for (int i = kTokens - 1; i >= 0; --i) {
@@ -130,9 +137,9 @@ struct KdaQuarter {
         for (int i = 0; i < kTokens; ++i) raw[i] = opaque(raw[i]);
     }
     // What rounding has left of the keys of earlier tokens, in their place.
-    __device__ __forceinline__ void store_key_residuals(bool is_slow) {
+    __device__ __forceinline__ void store_key_residuals() {
         refresh_rows();
-        float factor = from_last(is_slow);
+        float factor = from_last();
 #pragma unroll
         for (int i = kTokens - 1; i >= 0; --i) {
             auto& to = at(shared.products.earlier_key, i);
@@ -144,7 +151,7 @@ struct KdaQuarter {
 
     // ---- Gradients
 
-    __device__ __forceinline__ void finish(bool is_slow) {
+    __device__ __forceinline__ void finish() {
         find_place();
         KdaChannelGradients gradients;
         find_rows();
@@ -170,22 +177,9 @@ struct KdaQuarter {
     }
 
   private:
-    __device__ __forceinline__ float half(int which, int of) const { return shared.halves[which][of][own]; }
     // The decays from the quarter's border to before its first token, and from after its last token to the border.
-    __device__ __forceinline__ float to_first(bool is_slow) const {
-        float product = 1.f;
-        if (is_slow)
-#pragma unroll
-            for (int i = 0; i < kHalf; ++i) product *= x.decay[i];
-        return is_slow ? reciprocal_fast(product) : 1.f;
-    }
-    __device__ __forceinline__ float from_last(bool is_slow) const {
-        float product = 1.f;
-        if (is_slow)
-#pragma unroll
-            for (int i = kHalf; i < kTokens; ++i) product *= x.decay[i];
-        return is_slow ? reciprocal_fast(product) : 1.f;
-    }
+    __device__ __forceinline__ float to_first() const { return reciprocal_fast(shared.before[quarter][own]); }
+    __device__ __forceinline__ float from_last() const { return reciprocal_fast(shared.after[quarter][own]); }
     // All pairs within the quarter, in fp32; and what is from outside.
     __device__ __forceinline__ void finish_any(KdaChannelGradients& gradients) {
         const KdaTokenGradients& pairs = shared.blocks[quarter];
@@ -207,7 +201,7 @@ struct KdaQuarter {
         const KdaTokenGradients& pairs = shared.blocks[quarter];
         find_queries<0>();
         find_queries<kHalf>();
-        float factor = to_first(true);
+        float factor = to_first();
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             factor *= x.decay[i];
@@ -216,7 +210,7 @@ struct KdaQuarter {
             gradients.decay[i] = fmaf(x.query[i], gradients.query[i], x.key[i] * gradients.key[i]);
         }
         float later = after();
-        factor = from_last(true);
+        factor = from_last();
 #pragma unroll
         for (int i = kTokens - 1; i >= 0; --i) {
             gradients.decay[i] = later += gradients.decay[i];
@@ -225,7 +219,7 @@ struct KdaQuarter {
             product(2, i) = x.key[i] * to_key;
             factor *= x.decay[i];
         }
-        float earlier = before() - shared.products.within[quarter][own];
+        float earlier = before() - shared.within[quarter][own];
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             product(0, i) = gradients.decay[i] + earlier;

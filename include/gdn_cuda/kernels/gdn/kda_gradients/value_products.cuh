@@ -95,12 +95,7 @@ struct KdaValueProducts : Lane {
         store(2, by_error, shared.factors.beta[row(0)], shared.factors.beta[row(1)]);
     }
     // Times the factor of each of the lane's rows.
-    __device__ __forceinline__ void store(int which, Products& sums, float first, float second) const {
-        const int count = shared.place.tokens;
-        if (count < kChunk) [[unlikely]]  // rows past the end are others'
-#pragma unroll
-            for (int i = 0; i < kChunk / 2; ++i)
-                if (row(i % 4 / 2) >= count) sums[i] = 0.f;
+    __device__ __forceinline__ void store(int which, const Products& sums, float first, float second) const {
         auto* const to = shared.products.states[which].bytes;
 #pragma unroll
         for (int i = 0; i < kChunk / 2; i += 2)
