@@ -66,10 +66,11 @@ struct KdaGradients {
                         .state_gradients = map(tensors.state_gradients),
                         .errors = map(tensors.errors),
                         .call = x};
-        launch<KdaGradients>({.io = io}, args, {x.from.chunks * Config::blocks(x.call.dk), x.call.heads, 1}, target, [&](const auto&) {
-            return fmt::format("{} chunks of {} heads, {} block{} each", x.from.chunks, x.call.heads, Config::blocks(x.call.dk),
-                               Config::blocks(x.call.dk) == 1 ? "" : "s");
-        });
+        launch<KdaGradients>({.io = io}, args, {x.from.chunks * Config::blocks(x.call.dk), x.call.heads, 1}, target,
+                             [&](const auto&) {
+                                 return fmt::format("{} chunks of {} heads, {} block{} each", x.from.chunks, x.call.heads,
+                                                    Config::blocks(x.call.dk), Config::blocks(x.call.dk) == 1 ? "" : "s");
+                             });
     }
 };
 

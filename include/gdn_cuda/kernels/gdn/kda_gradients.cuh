@@ -8,9 +8,11 @@
 //     dk_i = kappa_i beta_i (R E)_i - gamma_i (dV S)_i + sum of U_ij k_j D_ij over j + sum of (dP_ji q_j + U_ji k_j) D_ji
 //     dg_t = what of this carries a decay across token t, times q_i, k_i or k_j: sums over i >= t and j < t; + Gamma sum of E S
 //
-// A block of 512 threads takes a chunk of a head; a warpgroup has a quarter of its tokens, a thread a channel of these:
+// A block of 256 threads takes 64 channels of a chunk of a head, so that two share a multiprocessor: phases of one hide those
+// of the other. Keys of more than 64 channels have a cluster of two blocks, which exchange sums over channels for the norms;
+// the first one stores what is not by channel. Two warps have a quarter of the tokens, a thread a channel of these:
 //
-//     loads by TMA; decays -> a product over the values a warpgroup, by wgmma (value_products.cuh)
+//     loads by TMA; decays -> products over the values, by wgmma (value_products.cuh)
 //     -> operands, and what crosses quarters (quarter.cuh) -> pairs of tokens by warp MMAs (pairs.cuh)
 //     -> sums by channel, in fp32 -> norms, gates, stores
 //
@@ -21,8 +23,8 @@
 //
 // dP and U are used in two 16-bit parts; where entries of T cancel so are R, and keys in dP k and U k.
 //
-// Bound (estimated, no time was measured): latency and instructions, some 65,000 warp instructions a chunk with slow decays,
-// 85,000 with others, one block of 227 KB a multiprocessor. It moves 210 KB a chunk.
+// Bound: latency and instructions, some 5,000 a warp and 16 warps a chunk of 128 channels. It moves 210 KB a chunk, and 48 KB
+// twice.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/kda_gradients/loads.cuh>
@@ -52,6 +54,7 @@ struct KdaGradientsBlock {
         if (threadIdx.x == 0 && shared.factors.cancels != 0) [[unlikely]]
             start_kda_row_loads(shared, all, kda_gradients_place(shared.place, args.call));
         __syncwarp();
+        quarter.find_place();
         if (quarter.quarter == 0) shared.state_product[quarter.own] = products.state_product(quarter.own);
         __syncthreads();
         quarter.load_rows();
@@ -154,8 +157,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 2) kda_gradients(const __gr
     }
     __syncthreads();
     // The last warp: others start their loads of gates in the meantime.
-    if (threadIdx.x == kConfig.threads() - 32)
-        start_kda_gradient_loads(shared, args, kda_gradients_place(shared.place, call));
+    if (threadIdx.x == kConfig.threads() - 32) start_kda_gradient_loads(shared, args, kda_gradients_place(shared.place, call));
     __syncwarp();
     KdaGradientsBlock<kConfig.io>{shared, args.call, args}.run();
 }

@@ -41,8 +41,7 @@ struct KdaQuarterPairs : Lane {
     __device__ __forceinline__ int channel(int tile) const { return 32 * part() + 8 * tile + 2 * t; }
     // The pair of channels of accumulators' row g, at a multiple of 8 rows.
     __device__ __forceinline__ float2 own_pair(const SwizzledTile& rows, int first, int tile) const {
-        return unpack<kIo>(
-            load_shared_word(row_vector(tile_row(rows.bytes, first + g), part() * 4 + tile) + 4 * t));
+        return unpack<kIo>(load_shared_word(row_vector(tile_row(rows.bytes, first + g), part() * 4 + tile) + 4 * t));
     }
     // The 16 tokens of a quarter.
     __device__ __forceinline__ void load(Right& right, const SwizzledTile& rows, int of) const {
@@ -78,15 +77,10 @@ struct KdaQuarterPairs : Lane {
     }
 
     __device__ __forceinline__ void add_rows(bool residual) {
+        const int until = quarter() + is_slow;
         Sums query = {}, key = {};
-        const auto multiply_rows = [&](int other) {
-            Right right;
-            load(right, shared.products.earlier_key, other);
-            multiply<false>(query, shared.products.pairs.queries, quarter(), other, right);
-            multiply<false>(key, shared.products.pairs.keys, quarter(), other, right);
-        };
 #pragma unroll 1
-        for (int other = 0; other < quarter(); ++other) {
+        for (int other = 0; other < until; ++other) {
             if (other > 0) pass(shared.after[other - 1], shared.before[other], shared.whole[other], query, key);
             // Sums with the first two quarters cross the third.
             if (quarter() == 3 && other == 2 && !residual)
@@ -96,10 +90,12 @@ struct KdaQuarterPairs : Lane {
                     const float *const by_query = &query[tile][2 * half], *const by_key = &key[tile][2 * half];
                     return float2{fmaf(q.x, by_query[0], k.x * by_key[0]), fmaf(q.y, by_query[1], k.y * by_key[1])};
                 });
-            multiply_rows(other);
+            Right right;
+            load(right, shared.products.earlier_key, other);
+            multiply<false>(query, shared.products.pairs.queries, quarter(), other, right);
+            multiply<false>(key, shared.products.pairs.keys, quarter(), other, right);
         }
-        if (quarter() > 0) pass(shared.after[quarter() - 1], shared.before[quarter()], nullptr, query, key);
-        if (is_slow) multiply_rows(quarter());
+        if (!is_slow) pass(shared.after[quarter() - 1], nullptr, nullptr, query, key);
         find_lane();  // anew: addresses would be computed early, and registers spill
         const auto* const border = residual ? nullptr : shared.earlier;
         add(0, query, 1.f, border);
@@ -110,7 +106,8 @@ struct KdaQuarterPairs : Lane {
 #pragma unroll 1
         for (int other = kQuarters - 1; other > quarter(); --other) {
             if (other < kQuarters - 1) pass(shared.before[other + 1], shared.after[other], shared.whole[other], key);
-            if (quarter() == 0 && other == 1) store_column_sums(shared.carried.over_second, shared.before[1], shared.after[0], key);
+            if (quarter() == 0 && other == 1)
+                store_column_sums(shared.carried.over_second, shared.before[1], shared.after[0], key);
             multiply_columns(key, other);
         }
         if (quarter() < kQuarters - 1) pass(shared.before[quarter() + 1], shared.after[quarter()], nullptr, key);
@@ -145,7 +142,8 @@ struct KdaQuarterPairs : Lane {
         }
     }
     // In place of a product: it times the decays to or from the border, and sums times a sign.
-    __device__ __forceinline__ void add(int which, const Sums& sums, float sign, const KdaGradientsPlan::Channels* border) const {
+    __device__ __forceinline__ void add(int which, const Sums& sums, float sign,
+                                        const KdaGradientsPlan::Channels* border) const {
         auto* const to = shared.products.states[which].bytes;
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
@@ -154,7 +152,8 @@ struct KdaQuarterPairs : Lane {
             for (int half = 0; half < 2; ++half) {
                 auto& pair = *reinterpret_cast<float2*>(
                     to + KdaChannelProducts::at(kKdaTokens * quarter() + g + 8 * half, channel(tile)));
-                pair = {fmaf(decay.x, pair.x, sign * sums[tile][2 * half]), fmaf(decay.y, pair.y, sign * sums[tile][2 * half + 1])};
+                pair = {fmaf(decay.x, pair.x, sign * sums[tile][2 * half]),
+                        fmaf(decay.y, pair.y, sign * sums[tile][2 * half + 1])};
             }
         }
     }

@@ -50,8 +50,8 @@ struct KdaGradientsArgs {
 
 // ---- Shared memory
 
-// fp32 by token and channel. Eights of channels are permuted by the row, so that fragments of products and threads' columns have
-// no bank conflicts.
+// fp32 by token and channel. Eights of channels are permuted by the row, so that fragments of products and threads' columns
+// have no bank conflicts.
 struct KdaChannelProducts {
     static constexpr int kRow = KdaGradientsConfig::kChannels * 4;
 
@@ -82,7 +82,8 @@ struct KdaGradientsPlan {
         SwizzledTile state[kValueTiles], state_gradient[kValueTiles], error[kValueTiles];
     };
     struct Pairs {
-        KdaTokenPairs queries[2], keys[2];  // dP and U, rounded, and the rounding residuals, without pairs of a token and itself
+        KdaTokenPairs queries[2],
+            keys[2];  // dP and U, rounded, and the rounding residuals, without pairs of a token and itself
     };
     struct Kept {
         Channels gates[kChunk];  // then, of each quarter, sums of A_log's and dt_bias's gradients
@@ -96,7 +97,7 @@ struct KdaGradientsPlan {
             Pairs pairs;
             Kept kept;
         };
-        SwizzledTile earlier_key;     // keys times the decays from the token to a border
+        SwizzledTile earlier_key;  // keys times the decays from the token to a border
     };
     // Then times the decays from a border to each token, as operands; then their gradients, rounded.
     struct Rows {
@@ -104,8 +105,8 @@ struct KdaGradientsPlan {
     };
     // What quarters have for gates of others, by channel.
     struct Carried {
-        Channels earlier[kQuarters - 1];    // through the state before the chunk, of all quarters but the first
-        Channels later[kQuarters - 1];      // through the state after it, of all but the last
+        Channels earlier[kQuarters - 1];   // through the state before the chunk, of all quarters but the first
+        Channels later[kQuarters - 1];     // through the state after it, of all but the last
         Channels over_third, over_second;  // pairs of tokens on either side of a quarter
     };
 
@@ -138,7 +139,7 @@ struct KdaGradientsPlan {
         Channels later[kQuarters];
         float other_dots[kQuarters][2 * kKdaTokens];  // the other block's
     };
-    float own[kChunk];                            // dV R of a token
+    float own[kChunk];                                       // dV R of a token
     unsigned long long tokens_full, states_full, rows_full;  // mbarriers: dO, dV, R and factors; S and E; keys and queries
     unsigned long long dots_full[kQuarters];
     KdaPlace place;  // up to 64 tokens; in shared memory to save registers

@@ -49,8 +49,8 @@ struct KdaQuarter {
         return KdaGates(call(), own, x.tokens_of(own), head(), x.channel);
     }
     __device__ __forceinline__ float& product(int which, int i) const {
-        return *reinterpret_cast<float*>(shared.products.states[which].bytes + (column ^ KdaChannelProducts::at(i % 4, 0) % 256) +
-                                         i * KdaChannelProducts::kRow);
+        return *reinterpret_cast<float*>(shared.products.states[which].bytes +
+                                         (column ^ KdaChannelProducts::at(i % 4, 0) % 256) + i * KdaChannelProducts::kRow);
     }
     __device__ __forceinline__ float& gate(int i) const { return shared.products.kept.gates[first() + i][own]; }
 
@@ -68,8 +68,8 @@ struct KdaQuarter {
             for (int i = 1; i < kHalf; ++i) halves[half] *= x.decay[kHalf * half + i];
         }
         const bool allowed = kIo == DType::bf16 || call().qk_norm;  // longer keys may exceed fp16's range
-        is_slow = __all_sync(0xffffffffu, allowed && halves[0] >= KdaGradientsConfig::kSlow &&
-                                              halves[1] >= KdaGradientsConfig::kSlow);
+        is_slow = __all_sync(0xffffffffu,
+                             allowed && halves[0] >= KdaGradientsConfig::kSlow && halves[1] >= KdaGradientsConfig::kSlow);
         shared.before[quarter][own] = is_slow ? halves[0] : 1.f;
         shared.after[quarter][own] = is_slow ? halves[1] : 1.f;
         shared.whole[quarter][own] = is_slow ? 1.f : halves[0] * halves[1];
@@ -78,7 +78,8 @@ struct KdaQuarter {
     __device__ __forceinline__ void load_rows() {
         barrier(shared.rows_full).wait(0);
 #pragma unroll
-        for (int i = 0; i < kTokens; ++i) raw[i] = at(shared.rows.query, i) | static_cast<unsigned>(at(shared.rows.key, i)) << 16;
+        for (int i = 0; i < kTokens; ++i)
+            raw[i] = at(shared.rows.query, i) | static_cast<unsigned>(at(shared.rows.key, i)) << 16;
         const int tokens = shared.place.tokens - first();
         if (tokens >= kTokens) [[likely]]
             return;
@@ -89,8 +90,8 @@ struct KdaQuarter {
                 product(0, i) = product(1, i) = product(2, i) = 0.f;
             }
     }
-    // Decays to and from the quarter's border, of what it has from the states; sums for gates of other quarters; and operands of
-    // pairs.
+    // Decays to and from the quarter's border, of what it has from the states; sums for gates of other quarters; and operands
+    // of pairs.
     __device__ __forceinline__ void split() {
         float earlier = shared.before[quarter][own], later = shared.after[quarter][own];
 #pragma unroll

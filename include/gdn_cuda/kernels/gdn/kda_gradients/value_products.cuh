@@ -1,4 +1,5 @@
-// Products of gdn/kda_gradients that sum over the values: one warpgroup has dO S, dV S and then R E, the other dO R^T and dV R^T.
+// Products of gdn/kda_gradients that sum over the values: one warpgroup has dO S, dV S and then R E, the other dO R^T and dV
+// R^T.
 #pragma once
 
 #include <gdn_cuda/kernels/common/mbarrier.cuh>
