@@ -114,7 +114,8 @@ std::string describe_mbarrier(const void* object) {
     return text_of(*static_cast<const Mbarrier*>(object));
 }
 
-Mbarrier& mbarrier_at(unsigned address, Place place) {
+// Also for a copy that ends, when the current thread may be of another block.
+Mbarrier& any_mbarrier_at(unsigned address, Place place) {
     if (address % 8 != 0) fail_at(place, "an mbarrier at a misaligned address");
     if (!is_in_arenas(shared_pointer(address))) fail_at(place, "an mbarrier outside of shared memory");
     std::uint64_t word;
@@ -122,7 +123,10 @@ Mbarrier& mbarrier_at(unsigned address, Place place) {
     const std::uint64_t number = word ^ kMark;
     if (number >= mbarriers.size() || mbarriers[number].address != address || !mbarriers[number].valid)
         fail_at(place, "no mbarrier at " + text_of_shared(address) + ": not initialised, or overwritten");
-    Mbarrier& barrier = mbarriers[number];
+    return mbarriers[number];
+}
+Mbarrier& mbarrier_at(unsigned address, Place place) {
+    Mbarrier& barrier = any_mbarrier_at(address, place);
     if (static_cast<int>(address / kArenaPitch) != rank_of(current)) pointer_for_store(address);  // checks that its block runs
     return barrier;
 }
@@ -242,10 +246,10 @@ unsigned phase_of(unsigned address, Place place) {
     return mbarrier_at(address, place).phase;
 }
 Event end_of_phase(unsigned address, unsigned phase, Place place) {
-    return event_of_phase(mbarrier_at(address, place).number, phase);
+    return event_of_phase(any_mbarrier_at(address, place).number, phase);
 }
 void bytes_arrive(unsigned address, unsigned bytes, unsigned phase, const Clock& before, Place place) {
-    Mbarrier& barrier = mbarrier_at(address, place);
+    Mbarrier& barrier = any_mbarrier_at(address, place);
     if (barrier.phase != phase)
         fail_at(place, "bytes arrive when their phase is over, in which fewer were expected: " + text_of(barrier) +
                            ", by the copy that begins");

@@ -20,6 +20,7 @@ struct KdaGradients {
     static std::span<const Config> configurations() { return kKdaGradientsConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return sizeof(KdaGradientsPlan); }
+    static int cluster(const Config&, const Args& args) { return Config::blocks(args.call.call.dk); }
 
     // What the kernel loads by TMA, as tensors.
     struct Tensors {
@@ -65,9 +66,11 @@ struct KdaGradients {
                         .state_gradients = map(tensors.state_gradients),
                         .errors = map(tensors.errors),
                         .call = x};
-        launch<KdaGradients>({.io = io}, args, {x.from.chunks, x.call.heads, 1}, target, [&](const auto&) {
-            return fmt::format("{} chunks of {} heads, a block each", x.from.chunks, x.call.heads);
-        });
+        launch<KdaGradients>({.io = io}, args, {x.from.chunks * Config::blocks(x.call.dk), x.call.heads, 1}, target,
+                             [&](const auto&) {
+                                 return fmt::format("{} chunks of {} heads, {} block{} each", x.from.chunks, x.call.heads,
+                                                    Config::blocks(x.call.dk), Config::blocks(x.call.dk) == 1 ? "" : "s");
+                             });
     }
 };
 

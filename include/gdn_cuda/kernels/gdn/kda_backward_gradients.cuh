@@ -114,8 +114,9 @@ struct KdaChunkGradients {
         store_gate_gradients(x, head, [&](int token) { return product(0, token); }, gate);
         if (!add_other_heads(i, x, gradients)) return;
         if (call().qk_norm) {
-            pass_kda_norms(x, gradients, shared.dots, shared.query_norm, shared.key_norm, own_thread(),
-                           [] { __syncthreads(); });
+            pass_kda_norms(
+                x, gradients, shared.dots, shared.query_norm, shared.key_norm, own_thread(), [] { __syncthreads(); },
+                [](int, float sum) { return sum; });
         }
         store_gradients(x, gradients);
     }

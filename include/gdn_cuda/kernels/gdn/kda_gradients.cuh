@@ -8,9 +8,11 @@
 //     dk_i = kappa_i beta_i (R E)_i - gamma_i (dV S)_i + sum of U_ij k_j D_ij over j + sum of (dP_ji q_j + U_ji k_j) D_ji
 //     dg_t = what of this carries a decay across token t, times q_i, k_i or k_j: sums over i >= t and j < t; + Gamma sum of E S
 //
-// A block of 512 threads takes a chunk of a head; a warpgroup has a quarter of its tokens, a thread a channel of these:
+// A block of 256 threads takes 64 channels of a chunk of a head, so that two share a multiprocessor: phases of one hide those
+// of the other. Keys of more than 64 channels have a cluster of two blocks, which exchange sums over channels for the norms;
+// the first one stores what is not by channel. Two warps have a quarter of the tokens, a thread a channel of these:
 //
-//     loads by TMA; decays -> a product over the values a warpgroup, by wgmma (value_products.cuh)
+//     loads by TMA; decays -> products over the values, by wgmma (value_products.cuh)
 //     -> operands, and what crosses quarters (quarter.cuh) -> pairs of tokens by warp MMAs (pairs.cuh)
 //     -> sums by channel, in fp32 -> norms, gates, stores
 //
@@ -21,8 +23,8 @@
 //
 // dP and U are used in two 16-bit parts; where entries of T cancel so are R, and keys in dP k and U k.
 //
-// Bound (estimated, no time was measured): latency and instructions, some 60,000 warp instructions a chunk with slow decays,
-// 80,000 with others, one block of 227 KB a multiprocessor. It moves 210 KB a chunk.
+// Bound: latency and instructions, some 5,000 a warp and 16 warps a chunk of 128 channels. It moves 210 KB a chunk, and 48 KB
+// twice.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/kda_gradients/loads.cuh>
@@ -39,6 +41,7 @@ struct KdaGradientsBlock {
 
     KdaGradientsPlan& shared;
     const KdaGradientsCall& args;
+    const KdaGradientsArgs& all;
 
     __device__ __forceinline__ int head() const { return static_cast<int>(blockIdx.y); }
     __device__ __forceinline__ static int own_thread() { return opaque(static_cast<int>(threadIdx.x)); }
@@ -48,28 +51,32 @@ struct KdaGradientsBlock {
         quarter.find_decays();
         KdaValueProducts<kIo> products(shared, args);
         products.run();
-        if (quarter.quarter == 0) shared.carried.state[quarter.x.channel] = products.state_product(quarter.x.channel);
-        const bool is_slow = quarter.is_slow();
+        if (threadIdx.x == 0 && shared.factors.cancels != 0) [[unlikely]]
+            start_kda_row_loads(shared, all, kda_gradients_place(shared.place, args.call));
+        __syncwarp();
+        quarter.find_place();
+        if (quarter.quarter == 0) shared.state_product[quarter.own] = products.state_product(quarter.own);
         __syncthreads();
-        store_beta_gradients();
-        quarter.clear_tail();
-        quarter.split(is_slow);
+        quarter.load_rows();
+        quarter.split();
         __syncthreads();
-        const KdaQuarterPairs<kIo> pairs(shared);
+        KdaQuarterPairs<kIo> pairs(shared, quarter.is_slow);
         pairs.add(false);
         if (__shfl_sync(0xffffffffu, shared.factors.cancels, 0) != 0) [[unlikely]] {  // warp-uniform for the compiler
             __syncthreads();
-            quarter.store_key_residuals(is_slow);
+            quarter.store_key_residuals();
             __syncthreads();
             pairs.add(true);
         }
         const KdaGates gates = quarter.gates();
+        if (KdaGradientsConfig::blocks(args.call.dk) > 1) cute::cluster_arrive_relaxed();
         __syncthreads();
         keep_gates(quarter, gates);
-        quarter.finish(is_slow);
+        quarter.finish();
+        if (kda_gradients_place(shared.place, args.call).part == 0) store_beta_gradients();
         __syncthreads();
-        store_rows(args.query_gradient, shared.query);
-        store_rows(args.key_gradient, shared.key);
+        store_rows(args.query_gradient, shared.rows.query);
+        store_rows(args.key_gradient, shared.rows.key);
         store_sums();
     }
 
@@ -100,36 +107,39 @@ struct KdaGradientsBlock {
         const KdaPlace& place = shared.place;
         return static_cast<Io*>(rows.data) + place.sequence * rows.batch + place.first * rows.token + head() * rows.head;
     }
-    __device__ __forceinline__ void store_rows(const Rows& rows, const SwizzledTile (&from)[kKdaTiles]) const {
-        constexpr int kVectors = kKdaHeadK / 8, kStep = kThreads / kVectors;
+    __device__ __forceinline__ void store_rows(const Rows& rows, const SwizzledTile& from) const {
+        constexpr int kVectors = KdaGradientsPlan::kChannels / 8, kStep = kThreads / kVectors;
         const unsigned thread = own_thread(), vector = thread % kVectors;
-        Io* const to = rows_at(rows) + 8 * vector;
-        if (8 * static_cast<int>(vector) >= args.call.dk) return;
+        const int channel = kda_gradients_place(shared.place, args.call).channel() + 8 * static_cast<int>(vector);
+        if (channel >= args.call.dk) return;
+        Io* const to = rows_at(rows) + channel;
 #pragma unroll
         for (int i = 0; i < kChunk; i += kStep) {
             const int token = i + static_cast<int>(thread / kVectors);
             if (token < shared.place.tokens)
                 *reinterpret_cast<uint4*>(to + token * rows.token) =
-                    load_shared(row_vector(tile_row(from[vector / 8].bytes, token), vector % 8));
+                    load_shared(row_vector(tile_row(from.bytes, token), vector));
         }
     }
     // What quarters have left in place of their first gates.
     __device__ __forceinline__ void store_sums() const {
-        const int which = own_thread() / kKdaHeadK, channel = own_thread() % kKdaHeadK;
+        const KdaGradientsPlace place = kda_gradients_place(shared.place, args.call);
+        const int which = own_thread() / KdaGradientsPlan::kChannels, own = own_thread() % KdaGradientsPlan::kChannels,
+                  channel = place.channel() + own;
         if (args.sums == nullptr || args.gate_gradient.data == nullptr || which >= 2 || channel >= args.call.dk) return;
         float sum = 0.f;
 #pragma unroll
-        for (int i = 0; i < KdaGradientsPlan::kQuarters; ++i) sum += shared.gates[kKdaTokens * i + which][channel];
-        args.sums[which * args.sums_which + blockIdx.x * args.sums_row + i64{head()} * args.call.dk + channel] = sum;
+        for (int i = 0; i < KdaGradientsPlan::kQuarters; ++i) sum += shared.products.kept.gates[kKdaTokens * i + which][own];
+        args.sums[which * args.sums_which + place.chunk * args.sums_row + i64{head()} * args.call.dk + channel] = sum;
     }
 };
 
 template <KdaGradientsConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), 1) kda_gradients(const __grid_constant__ KdaGradientsArgs args) {
+__global__ void __launch_bounds__(kConfig.threads(), 2) kda_gradients(const __grid_constant__ KdaGradientsArgs args) {
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<KdaGradientsPlan*>(memory);
     const GdnCall& call = args.call.call;
-    const ChunkPlace found = chunk_at(call.cu_seqlens, call.sequences, call.tokens, blockIdx.x);
+    const ChunkPlace found = chunk_at(call.cu_seqlens, call.sequences, call.tokens, kda_gradients_place({}, call).chunk);
     if (found.sequence < 0) return;
     if (threadIdx.x == 0) {
         const KdaPlace place{.sequence = call.cu_seqlens.data != nullptr ? 0 : found.sequence,
@@ -138,14 +148,18 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) kda_gradients(const __gr
         shared.place = place;
         barrier(shared.tokens_full).init(1);
         barrier(shared.states_full).init(1);
+        barrier(shared.rows_full).init(1);
+        for (auto& full : shared.dots_full) {
+            barrier(full).init(1);
+            barrier(full).arrive_and_expect_tx(sizeof shared.other_dots[0]);
+        }
         cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
     // The last warp: others start their loads of gates in the meantime.
-    if (threadIdx.x == kConfig.threads() - 32)
-        start_kda_gradient_loads(shared, args, shared.place, static_cast<int>(blockIdx.y), blockIdx.x);
+    if (threadIdx.x == kConfig.threads() - 32) start_kda_gradient_loads(shared, args, kda_gradients_place(shared.place, call));
     __syncwarp();
-    KdaGradientsBlock<kConfig.io>{shared, args.call}.run();
+    KdaGradientsBlock<kConfig.io>{shared, args.call, args}.run();
 }
 
 }  // namespace gdn_cuda::gdn

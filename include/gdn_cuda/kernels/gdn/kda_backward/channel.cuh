@@ -91,11 +91,17 @@ struct KdaChannel {
     __device__ __forceinline__ void find_decays(const GdnCall& call, const float (&gates)[kKdaTokens], int tokens, i64 head) {
         const auto find = [&]<ChannelGate kForm>() {
             const ChannelDecay<kForm> decay_of(rate_log_of(call, head), call.channels.lower_bound);
+            const auto find_each = [&](auto&& of) {
 #pragma unroll
-            for (int i = 0; i < kKdaTokens; ++i) {
-                const float found = opaque(decay_of(gates[i]));  // not a branch for each
-                decay[i] = i < tokens ? found : 1.f;
-            }
+                for (int i = 0; i < kKdaTokens; ++i) {
+                    const float found = opaque(of(gates[i]));  // not a branch for each
+                    decay[i] = i < tokens ? found : 1.f;
+                }
+            };
+            if (kForm == ChannelGate::softplus && decay_of.rate_log <= ChannelDecay<kForm>::kLargestPlainRateLog)
+                find_each([&](float gate) { return exp2_fast(decay_of.rate * channel_softplus(gate)); });
+            else
+                find_each(decay_of);
         };
         // Not with_channel_gate: where branches of a switch meet, some of the decays would spill.
         const ChannelGate form = call.channels.form;

@@ -16,11 +16,19 @@ struct KdaGateSlopes {
         if constexpr (kForm == ChannelGate::softplus) rate = expf(A_log);
         if constexpr (kForm == ChannelGate::bounded) rate = bounded_rate(A_log);
     }
+    // Whether the plain factors are right for the gate: tested for several gates at once, as a branch for each would make
+    // them wait for each other.
+    __device__ __forceinline__ bool is_plain(float z) const {
+        return kForm != ChannelGate::softplus || !(rate_log > kLargestRateLog || z < kLowestOfSoftplus);
+    }
     // The gradient of the gate z, or of the raw gate with its bias. Where that of the logarithm is 0 so is it: the factor may
     // be infinite. Adds A_log's.
-    __device__ __forceinline__ float operator()(float gradient, float z, float& by_rate_log) const {
+    template <bool kPlain>
+    __device__ __forceinline__ float gradient_of(float z, float gradient, float& by_rate_log) const {
         if constexpr (kForm == ChannelGate::softplus || kForm == ChannelGate::bounded) {
-            const Factors factors = kForm == ChannelGate::softplus ? softplus_factors(z) : bounded_factors(z);
+            const Factors factors = kForm == ChannelGate::bounded ? bounded_factors(z)
+                                    : kPlain                      ? softplus_factors(z)
+                                                                  : any_softplus_factors(z);
             by_rate_log += gradient == 0.f ? 0.f : gradient * factors.rate_log;
             return gradient == 0.f ? gradient : gradient * factors.gate;
         }
@@ -33,8 +41,10 @@ struct KdaGateSlopes {
         float gate, rate_log;
     };
     // The derivative of -exp(A_log) softplus(z) by z and by A_log.
+    __device__ __forceinline__ Factors any_softplus_factors(float z) const {
+        return is_plain(z) ? softplus_factors(z) : Factors{log_decay_slope(rate_log, z), log_decay(rate_log, z)};
+    }
     __device__ __forceinline__ Factors softplus_factors(float z) const {
-        if (rate_log > kLargestRateLog || z < kLowestOfSoftplus) return {log_decay_slope(rate_log, z), log_decay(rate_log, z)};
         const float e = exp_fast(-fabsf(z)), reciprocal = reciprocal_fast(1.f + e);
         return {-rate * (z < 0.f ? e * reciprocal : reciprocal), -rate * (fmaxf(z, 0.f) + log1p_of_unit(e))};
     }

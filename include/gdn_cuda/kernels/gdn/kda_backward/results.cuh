@@ -34,11 +34,31 @@ __device__ __forceinline__ KdaGateSums store_kda_gate_gradients(const GdnCall& c
     with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() {
         const KdaGateSlopes<kForm> gate_gradient(x.rate_log_of(call, head), call.channels.lower_bound);
         const auto store = [&](auto* at, auto&& rounded) {
-#pragma unroll 4
-            for (int i = 0; i < kKdaTokens; ++i, at += step) {
-                const float found = gate_gradient(i < tokens ? decay(i) : 0.f, gate(i), by_rate);
-                by_bias += found;
-                if (i < tokens) *at = rounded(found);
+            constexpr int kAtOnce = 4;
+#pragma unroll 1
+            for (int first = 0; first < kKdaTokens; first += kAtOnce) {
+                float z[kAtOnce], found[kAtOnce];
+                bool is_plain = true;
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) {
+                    z[i] = gate(first + i);
+                    found[i] = first + i < tokens ? decay(first + i) : 0.f;
+                    is_plain &= gate_gradient.is_plain(z[i]);
+                }
+                const auto pass = [&]<bool kPlain>() {
+#pragma unroll
+                    for (int i = 0; i < kAtOnce; ++i)
+                        found[i] = gate_gradient.template gradient_of<kPlain>(z[i], found[i], by_rate);
+                };
+                if (is_plain) [[likely]]
+                    pass.template operator()<true>();
+                else
+                    pass.template operator()<false>();
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i, at += step) {
+                    by_bias += found[i];
+                    if (first + i < tokens) *at = rounded(found[i]);
+                }
             }
         };
         if (type == DType::f32)
@@ -50,11 +70,11 @@ __device__ __forceinline__ KdaGateSums store_kda_gate_gradients(const GdnCall& c
 }
 
 // Through the norms: x / |x| has the gradient (dx - x (x.dx)) / |x|, x and dx those of the normalised row. By the threads of
-// all channels, a warp for each row of `dots`; the first row becomes the sums.
-template <int kWarps, class Sync>
+// all channels, a warp for each row of `dots`; the first row becomes the sums, total(which, sum).
+template <int kWarps, class Sync, class Total>
 __device__ __forceinline__ void pass_kda_norms(const KdaChannel& x, KdaChannelGradients& gradients,
                                                float (&dots)[kWarps][2 * kKdaTokens], const float* query_norm,
-                                               const float* key_norm, int thread, Sync&& sync) {
+                                               const float* key_norm, int thread, Sync&& sync, Total&& total) {
     float products[2 * kKdaTokens];
 #pragma unroll
     for (int i = 0; i < kKdaTokens; ++i) {
@@ -67,7 +87,7 @@ __device__ __forceinline__ void pass_kda_norms(const KdaChannel& x, KdaChannelGr
         float sum = 0.f;
 #pragma unroll
         for (int warp = 0; warp < kWarps; ++warp) sum += dots[warp][thread];
-        dots[0][thread] = sum;
+        dots[0][thread] = total(thread, sum);
     }
     sync();
 #pragma unroll

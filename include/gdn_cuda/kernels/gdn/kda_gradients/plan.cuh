@@ -15,14 +15,17 @@ struct KdaGradientsConfig {
 
     GDN_FIELDS(io)
 
-    // A thread has a channel of the key and the tokens of a quarter of the chunk: a quarter is a warpgroup's.
-    static constexpr int kQuarters = kChunk / kKdaTokens, kLongestValue = 128, kValueTiles = kLongestValue / kTileElements;
+    // A thread has a channel of the key and the tokens of a quarter of the chunk: a quarter is two warps'.
+    static constexpr int kQuarters = kChunk / kKdaTokens, kLongestValue = 128, kValueTiles = kLongestValue / kTileElements,
+                         kChannels = kTileElements;
     // The least product of the decays of half of a quarter whose reciprocal may scale an operand. Gradients of gates then are
     // differences of sums over a quarter's pairs, so that decays must not be much smaller than 1.
     static constexpr float kSlow = 1.f / 16;
-    GDN_HOST_DEVICE static constexpr int threads() { return kQuarters * kKdaHeadK; }
+    GDN_HOST_DEVICE static constexpr int threads() { return kQuarters * kChannels; }
+    // Blocks of a head's chunk, a cluster.
+    GDN_HOST_DEVICE static constexpr int blocks(int dk) { return dk > kChannels ? kKdaHeadK / kChannels : 1; }
 };
-static_assert(kKdaHeadK == kWarpgroup);
+static_assert(kKdaHeadK == 2 * KdaGradientsConfig::kChannels && 2 * KdaGradientsConfig::kChannels == kWarpgroup);
 
 // Tensors of the call are those of its first head and token.
 struct KdaGradientsCall {
@@ -47,9 +50,16 @@ struct KdaGradientsArgs {
 
 // ---- Shared memory
 
-// fp32 by token and channel; padded rows, so that fragments of products and threads' columns have no bank conflicts.
+// fp32 by token and channel. Eights of channels are permuted by the row, so that fragments of products and threads' columns
+// have no bank conflicts.
 struct KdaChannelProducts {
-    float values[kChunk][kKdaHeadK + 8];
+    static constexpr int kRow = KdaGradientsConfig::kChannels * 4;
+
+    unsigned char bytes[kChunk * kRow];
+
+    GDN_HOST_DEVICE static constexpr unsigned at(unsigned row, unsigned channel) {
+        return row * kRow + (channel * 4 ^ row % 4 << 5);
+    }
 };
 // dP or U, swizzled as tiles are: a row of all but the first 16 tokens. Pairs among those are in what is above the diagonal.
 struct alignas(1024) KdaTokenPairs {
@@ -62,55 +72,78 @@ struct alignas(1024) KdaTokenPairs {
     }
 };
 struct KdaGradientsPlan {
-    static constexpr int kQuarters = KdaGradientsConfig::kQuarters, kValueTiles = KdaGradientsConfig::kValueTiles;
-    static constexpr int kStateProducts = KdaGradientsConfig::threads() / (kKdaHeadK / 2);
+    static constexpr int kQuarters = KdaGradientsConfig::kQuarters, kValueTiles = KdaGradientsConfig::kValueTiles,
+                         kChannels = KdaGradientsConfig::kChannels;
+    static constexpr int kStateProducts = KdaGradientsConfig::threads() / (kChannels / 2);
+    using Channels = float[kChannels];
 
     struct Inputs {
-        SwizzledTile state[kValueTiles][kKdaTiles], state_gradient[kValueTiles][kKdaTiles];
         SwizzledTile output_gradient[kValueTiles], value_gradient[kValueTiles];
-        SwizzledTile error[kValueTiles], error_residual[kValueTiles];
+        SwizzledTile state[kValueTiles], state_gradient[kValueTiles], error[kValueTiles];
+    };
+    struct Pairs {
+        KdaTokenPairs queries[2],
+            keys[2];  // dP and U, rounded, and the rounding residuals, without pairs of a token and itself
+    };
+    struct Kept {
+        Channels gates[kChunk];  // then, of each quarter, sums of A_log's and dt_bias's gradients
+        unsigned queries[kKdaTokens / 4][KdaGradientsConfig::threads()];  // pairs of half of a thread's tokens
     };
     struct Products {
-        // dO S, dV S and R E; then what each quarter's tokens have from outside of it, without decays within it.
+        // scale dO S, dV S and beta R E; then what each quarter's tokens have from outside of it, without decays within it. The
+        // first two come in place of dO and dV while the last is formed.
         KdaChannelProducts states[3];
-        // dP and U, rounded, and the rounding residuals, without pairs of a token and itself.
-        KdaTokenPairs queries[2], keys[2];
-        float within[kQuarters][kKdaHeadK];  // of pairs within a quarter, where decays are slow
+        union {
+            Pairs pairs;
+            Kept kept;
+        };
+        SwizzledTile earlier_key;  // keys times the decays from the token to a border
     };
-    // Keys and queries times the decays from a border to each token, and keys times those from the token to a border.
-    struct Operands {
-        SwizzledTile query[kKdaTiles], key[kKdaTiles], earlier_key[kKdaTiles];
+    // Then times the decays from a border to each token, as operands; then their gradients, rounded.
+    struct Rows {
+        SwizzledTile query, key;
     };
     // What quarters have for gates of others, by channel.
     struct Carried {
-        float state[kKdaHeadK];                   // of S E
-        float earlier[kQuarters - 1][kKdaHeadK];  // through the state before the chunk, of all quarters but the first
-        float later[kQuarters - 1][kKdaHeadK];    // through the state after it, of all but the last
-        float over_third[kKdaHeadK], over_second[kKdaHeadK];  // pairs of tokens on either side of a quarter
+        Channels earlier[kQuarters - 1];   // through the state before the chunk, of all quarters but the first
+        Channels later[kQuarters - 1];     // through the state after it, of all but the last
+        Channels over_third, over_second;  // pairs of tokens on either side of a quarter
     };
 
     union {
         Inputs inputs;
         Products products;
     };
-    SwizzledTile key[kKdaTiles], query[kKdaTiles];  // their gradients, rounded, take their place
     union {
-        float state_products[kStateProducts][kKdaHeadK];  // of S E, each of some rows
-        Operands operands;
-        float gates[kChunk][kKdaHeadK];  // then, of each quarter, sums of A_log's and dt_bias's gradients
+        Rows rows;
+        SwizzledTile error_residual[kValueTiles];  // before, where there is one
     };
     KdaTokenGradients blocks[kQuarters];  // dP and U within a quarter
     KdaTrainingFactors factors;
+    Channels before[kQuarters], after[kQuarters];  // where decays are slow, those of each half of a quarter, or else 1
     union {
-        float halves[2][kQuarters][kKdaHeadK];                  // products of the decays of each half of a quarter
-        float dots[kQuarters][kKdaHeadK / 32][2 * kKdaTokens];  // of queries and of keys with their gradients
+        Channels whole[kQuarters];                              // of a quarter, or 1 where decays are slow
+        float dots[kQuarters][kChannels / 32][2 * kKdaTokens];  // of queries and of keys with their gradients
     };
-    Carried carried;
-    float own[kChunk];                              // dV R of a token
-    unsigned long long tokens_full, states_full;    // mbarriers: dO, dV, R and factors; all else
-    unsigned char slow[kQuarters][kKdaHeadK / 32];  // whether decays of 32 channels are
-    KdaPlace place;                                 // up to 64 tokens; in shared memory to save registers
+    union {
+        Channels state_products[kStateProducts];  // of S E, each of some rows
+        Carried carried;
+    };
+    Channels state_product;  // of S E
+    // Decays from the chunk's start to each quarter's border, and from that to the chunk's end; a warp uses its own.
+    union {
+        Channels earlier[kQuarters];
+        Channels within[kQuarters];  // of pairs within a quarter, where decays are slow
+    };
+    union {
+        Channels later[kQuarters];
+        float other_dots[kQuarters][2 * kKdaTokens];  // the other block's
+    };
+    float own[kChunk];                                       // dV R of a token
+    unsigned long long tokens_full, states_full, rows_full;  // mbarriers: dO, dV, R and factors; S and E; keys and queries
+    unsigned long long dots_full[kQuarters];
+    KdaPlace place;  // up to 64 tokens; in shared memory to save registers
 };
-static_assert(sizeof(KdaGradientsPlan) <= 227 * 1024);
+static_assert(sizeof(KdaGradientsPlan) <= 113 * 1024);  // two blocks a multiprocessor
 
 }  // namespace gdn_cuda::gdn

@@ -1,4 +1,5 @@
-// Products of gdn/kda_gradients that sum over the values: each warpgroup has one of dO S, dV S, R E, and [dO R^T, dV R^T].
+// Products of gdn/kda_gradients that sum over the values: one warpgroup has dO S, dV S and then R E, the other dO R^T and dV
+// R^T.
 #pragma once
 
 #include <gdn_cuda/kernels/common/mbarrier.cuh>
@@ -8,17 +9,14 @@
 
 namespace gdn_cuda::gdn {
 
-enum KdaGradientsBarriers : int { kInputsRead };
+enum KdaGradientsBarriers : int { kTokensRead, kInputsRead };
 static_assert(kInputsRead < kWarpgroupBarrier);
 
 template <DType kIo>
 struct KdaValueProducts : Lane {
-    using Columns = float[kKdaHeadK / 2];
     using Products = float[kChunk / 2];
     using Block = float[8];        // a warp's, of 16 tokens
     using Parts = unsigned[2][4];  // of a block: rounded, and the residual
-
-    enum Group { kByOutput, kByValue, kByError, kTokens };
 
     KdaGradientsPlan& shared;
     const KdaGradientsCall& args;
@@ -31,10 +29,10 @@ struct KdaValueProducts : Lane {
 
     // All warps have read what was loaded before any stores its products, which others read after a barrier.
     __device__ __forceinline__ void run() {
-        if (group == kTokens)
-            multiply_tokens();
-        else
+        if (group == 0)
             multiply_states();
+        else
+            multiply_tokens();
     }
     // The sum of S E over the values, of a channel.
     __device__ __forceinline__ float state_product(int channel) const {
@@ -50,57 +48,60 @@ struct KdaValueProducts : Lane {
 
     // Two channels of every eighth row: a warp reads whole rows of a tile.
     __device__ __forceinline__ void sum_state_products() const {
-        constexpr int kRows = KdaGradientsPlan::kStateProducts, kPairs = kKdaHeadK / 2;
-        const int index = opaque(static_cast<int>(threadIdx.x)), first = index / kPairs, pair = index % kPairs;
-        const unsigned offset = (first << 7) + ((pair % 32 / 4 ^ first) << 4) + pair % 4 * 4;
-        const unsigned states = shared_address(shared.inputs.state[0][pair / 32].bytes) + offset,
-                       gradients = shared_address(shared.inputs.state_gradient[0][pair / 32].bytes) + offset;
-        static_assert(kRows == 8);  // of the swizzle's pattern
+        constexpr int kRows = KdaGradientsPlan::kStateProducts;
+        const int index = opaque(static_cast<int>(threadIdx.x)), first = index / 32, pair = index % 32;
+        const unsigned offset = (first << 7) + ((pair / 4 ^ first) << 4) + pair % 4 * 4;
+        const unsigned states = shared_address(shared.inputs.state[0].bytes) + offset,
+                       gradients = shared_address(shared.inputs.state_gradient[0].bytes) + offset;
+        static_assert(kRows == 8 && KdaGradientsConfig::kChannels == 64);  // of the swizzle's pattern
         float2 sum{};
 #pragma unroll 4
         for (int value = 0; value < args.call.dv; value += kRows) {
-            const unsigned at =
-                value / kTileElements * (kKdaTiles * static_cast<unsigned>(sizeof(SwizzledTile))) + value % kTileElements * 128;
-            const float2 s = unpack<kIo>(load_shared_word(states + at)), e = unpack<kIo>(load_shared_word(gradients + at));
+            const float2 s = unpack<kIo>(load_shared_word(states + value * 128)),
+                         e = unpack<kIo>(load_shared_word(gradients + value * 128));
             sum.x = fmaf(s.x, e.x, sum.x);
             sum.y = fmaf(s.y, e.y, sum.y);
         }
         *reinterpret_cast<float2*>(&shared.state_products[first][2 * pair]) = sum;
     }
 
-    __device__ __forceinline__ static void start(Columns& d, const SwizzledTile& x, const SwizzledTile (&y)[kKdaTiles],
-                                                 bool add) {
-        const auto left = tile_operand(&x, sizeof(SwizzledTile)), right = tile_operand(&y, sizeof(SwizzledTile));
-        cute::warpgroup_arrive();
-#pragma unroll
-        for (int step = 0; step < kTileElements / 16; ++step)
-            Product<kIo, kKdaHeadK, false>::run(d, left + k_major_step(step), right + mn_major_step(step), add || step > 0);
-        cute::warpgroup_commit_batch();
-    }
     __device__ __forceinline__ void multiply_states() {
         barrier(shared.tokens_full).wait(0);
         barrier(shared.states_full).wait(0);
         const auto& inputs = shared.inputs;
-        const SwizzledTile* const left = group == kByOutput  ? inputs.output_gradient
-                                         : group == kByValue ? inputs.value_gradient
-                                                             : inputs.error;
-        const auto* const right = group == kByError ? inputs.state_gradient : inputs.state;
-        const bool has_residual = group == kByError && two_part();
-        Columns sums;
+        Products by_output, by_value;
 #pragma unroll 1
         for (int i = 0; i < value_tiles; ++i) {
-            start(sums, left[i], right[i], i > 0);
+            start_tile_product<TileProduct::straight, kIo>(by_output, inputs.output_gradient[i], inputs.state[i], i > 0);
+            start_tile_product<TileProduct::straight, kIo>(by_value, inputs.value_gradient[i], inputs.state[i], i > 0);
+        }
+        wait_for_product(by_output);
+        warpgroup_fence_operand(by_value);
+        NamedBarrier::sync(KdaGradientsConfig::threads(), kTokensRead);
+        find_lane();
+        store(0, by_output, args.call.scale, args.call.scale);
+        store(1, by_value, 1.f, 1.f);
+        Products by_error;
+        const bool has_residual = two_part();
+#pragma unroll 1
+        for (int i = 0; i < value_tiles; ++i) {
+            start_tile_product<TileProduct::straight, kIo>(by_error, inputs.error[i], inputs.state_gradient[i], i > 0);
             if (has_residual) [[unlikely]]
-                start(sums, inputs.error_residual[i], right[i], true);
+                start_tile_product<TileProduct::straight, kIo>(by_error, shared.error_residual[i], inputs.state_gradient[i]);
         }
         sum_state_products();
-        wait_for_product(sums);
+        wait_for_product(by_error);
         NamedBarrier::sync(KdaGradientsConfig::threads(), kInputsRead);
         find_lane();
-        auto& to = shared.products.states[group];
+        store(2, by_error, shared.factors.beta[row(0)], shared.factors.beta[row(1)]);
+    }
+    // Times the factor of each of the lane's rows.
+    __device__ __forceinline__ void store(int which, const Products& sums, float first, float second) const {
+        auto* const to = shared.products.states[which].bytes;
 #pragma unroll
-        for (int i = 0; i < kKdaHeadK / 2; i += 2)
-            *reinterpret_cast<float2*>(&to.values[row(i % 4 / 2)][i / 4 * 8 + 2 * t]) = {sums[i], sums[i + 1]};
+        for (int i = 0; i < kChunk / 2; i += 2)
+            *reinterpret_cast<float2*>(to + KdaChannelProducts::at(row(i % 4 / 2), i / 4 * 8 + 2 * t)) =
+                i % 4 == 0 ? float2{first * sums[i], first * sums[i + 1]} : float2{second * sums[i], second * sums[i + 1]};
     }
     __device__ __forceinline__ void multiply_tokens() {
         barrier(shared.tokens_full).wait(0);
@@ -112,12 +113,13 @@ struct KdaValueProducts : Lane {
             start_tile_product<TileProduct::by_rows, kIo>(by_output, inputs.output_gradient[i], inputs.error[i], i > 0);
             start_tile_product<TileProduct::by_rows, kIo>(by_value, inputs.value_gradient[i], inputs.error[i], i > 0);
             if (has_residual) [[unlikely]] {
-                start_tile_product<TileProduct::by_rows, kIo>(by_output, inputs.output_gradient[i], inputs.error_residual[i]);
-                start_tile_product<TileProduct::by_rows, kIo>(by_value, inputs.value_gradient[i], inputs.error_residual[i]);
+                start_tile_product<TileProduct::by_rows, kIo>(by_output, inputs.output_gradient[i], shared.error_residual[i]);
+                start_tile_product<TileProduct::by_rows, kIo>(by_value, inputs.value_gradient[i], shared.error_residual[i]);
             }
         }
         wait_for_product(by_output);
         warpgroup_fence_operand(by_value);
+        NamedBarrier::arrive(KdaGradientsConfig::threads(), kTokensRead);
         // A warp has the rows of a quarter, and so no pair with tokens of later ones.
         Parts output[KdaGradientsPlan::kQuarters], value[KdaGradientsPlan::kQuarters];
 #pragma unroll
@@ -130,7 +132,7 @@ struct KdaValueProducts : Lane {
         barrier(shared.states_full).wait(0);
         sum_state_products();
         NamedBarrier::sync(KdaGradientsConfig::threads(), kInputsRead);
-        const unsigned row = tile_row(shared.products.queries[0].bytes, KdaTokenPairs::row_of(warp) + lane % 16);
+        const unsigned row = tile_row(shared.products.pairs.queries[0].bytes, KdaTokenPairs::row_of(warp) + lane % 16);
 #pragma unroll
         for (int block = 0; block < KdaGradientsPlan::kQuarters; ++block) {
             if (block > warp) break;
