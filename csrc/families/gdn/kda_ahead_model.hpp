@@ -21,7 +21,11 @@ struct KdaAheadModel {
     // A multiprocessor prepares a record in 5.3, two at a time. Of the launch, 15 are before an owner has its first records;
     // what is prepared in the last 10 is applied too late.
     static constexpr double kRecord = 5.3, kFirst = 15, kLast = 10;
-    static constexpr double kWorthIt = 0.95;
+    static constexpr double kWorthIt = 0.9;
+    // Owners' share of the multiprocessors. Where decays are fast a record takes up to 8, which the host does not know: with 32
+    // heads of 128, 1x8192, one launch takes 502 in place of 459 then, and 305 in place of 354 with gates as initialised
+    // (benchmarks/kda_windows.py --ahead, 2026-11-30).
+    static constexpr double kMostOwners = 0.4;
 
     const KdaSegmentsProblem& problem;
 
@@ -51,7 +55,8 @@ inline KdaAheadSplit split_kda_ahead(const KdaSegmentsProblem& problem) {
 // segments: as kda_segments has found them for two launches.
 inline KdaAheadSplit kda_ahead_split(const KdaSegmentsProblem& problem, i64 segments) {
     const KdaAheadModel time{problem};
-    if (time.records() == 0 || time.tiles() >= problem.multiprocessors) return {};
+    if (time.records() == 0 || static_cast<double>(time.tiles()) > KdaAheadModel::kMostOwners * time.multiprocessors())
+        return {};
     if (time() >= KdaAheadModel::kWorthIt * KdaSegmentsModel{problem}(segments)) return {};
     return split_kda_ahead(problem);
 }

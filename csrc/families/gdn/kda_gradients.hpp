@@ -15,7 +15,7 @@ inline constexpr std::array kKdaGradientsConfigurations = {KdaGradientsConfig{.i
 struct KdaGradients {
     GDN_KERNEL(KdaGradients, gdn, kda_gradients, KdaGradientsConfig, KdaGradientsArgs,
                "Kimi Delta Attention, backward on Hopper's tensor cores: gradients of queries, keys, betas and gates",
-               .min_capability = 90, .max_capability = 90, .uses_cutlass = true);
+               .min_capability = 90, .max_capability = 90, .uses_cutlass = true, .few_registers = true);
 
     static std::span<const Config> configurations() { return kKdaGradientsConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
