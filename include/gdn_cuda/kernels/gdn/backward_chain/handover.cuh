@@ -44,8 +44,7 @@ struct StateDecay<kConfig> {
     template <class Owner>
     __device__ __forceinline__ void scale(Owner& own) const {
 #pragma unroll
-        for (int i = 0; i < kConfig.head_k / 2; ++i)
-            own.state[i] *= i % 2 == 0 ? columns[i / 4].x : columns[i / 4].y;
+        for (int i = 0; i < kConfig.head_k / 2; ++i) own.state[i] *= i % 2 == 0 ? columns[i / 4].x : columns[i / 4].y;
     }
 };
 
