@@ -247,12 +247,16 @@ def test_segments_are_explained() -> None:
 
 
 def test_one_launch_for_prefill_with_gates_of_channels_is_explained() -> None:
-    rows = torch.empty(1, 8192, 32, 128, dtype=torch.bfloat16, device="meta")
-    given = rows, rows, rows, torch.empty(1, 8192, 32, device="meta"), torch.empty(1, 8192, 32, 128, device="meta")
+    def found(heads: int, deterministic: bool) -> Explanation:
+        rows = torch.empty(1, 8192, heads, 128, dtype=torch.bfloat16, device="meta")
+        beta, gate = torch.empty(1, 8192, heads, device="meta"), torch.empty(1, 8192, heads, 128, device="meta")
+        return explained(gdn_cuda.chunked_forward, rows, rows, rows, beta, gate, device="h200", deterministic=deterministic)
+
     for deterministic in (False, True):
-        found = explained(gdn_cuda.chunked_forward, *given, device="h200", deterministic=deterministic)
-        assert [kernel for kernel, _ in launches(found)] == ["gdn/kda_ahead"]
-        assert "68 blocks prepare 4096 records; 64 own 64 work tiles of 64 rows" in str(found)
+        one = found(24, deterministic)
+        assert [kernel for kernel, _ in launches(one)] == ["gdn/kda_ahead"]
+        assert "84 blocks prepare 3072 records; 48 own 48 work tiles of 64 rows" in str(one)
+        assert [kernel for kernel, _ in launches(found(32, deterministic))] == ["gdn/kda_prepare", "gdn/kda_own"]
 
 
 def test_heads_of_long_sequences_fit_the_default_workspace() -> None:

@@ -19,7 +19,7 @@ from gdn_cuda import chunked_forward
 
 BF16, FP16 = torch.bfloat16, torch.float16
 BOUND, CANCELLING = 6e-3, 8e-3  # keys that repeat, and beta to 2
-# Of betas by chunks of 64 tokens: products of rows that have been rounded three times on their way, as E, dV' and dV.
+# Betas' gradients by chunks of 64 tokens: products of rows that have been rounded three times on their way, as E, dV' and dV.
 BETA = 1e-2
 SHAPE = GradientCase(lengths=(70,), heads=(1, 2))
 EQUAL = replace(SHAPE, lengths=(65,), heads=(2, 2))

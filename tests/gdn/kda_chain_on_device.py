@@ -11,13 +11,12 @@ import torch
 from devices import Device
 from helpers import rel_rms
 from kda_cases import SMALLEST, decays, drawn_keys, log_decays
+from kda_chunks import CHANNELS, CHUNK, RECORD, TILE, training_chunk
 from torch import Tensor
 
 BF16, FP16 = torch.bfloat16, torch.float16
 BOUND = {BF16: 5e-3, FP16: 1.25e-3}
 LEAST_BETA = {BF16: 2.0**-60, FP16: 2.0**-13}
-CHUNK, CHANNELS = 64, 128
-TILE, RECORD = CHUNK * CHUNK * 2, 82 * 1024  # bytes
 SCALE = -0.3
 
 
@@ -132,34 +131,21 @@ def tiles(rows: Tensor, io: torch.dtype) -> Tensor:
 
 def record(query: Tensor, key: Tensor, beta: Tensor, decay: Tensor, io: torch.dtype) -> tuple[Tensor, bool]:
     """A chunk's record, and whether entries of T cancel. What the chains must not read is NaN."""
-    count, dk = key.shape
-    q, k, a = torch.zeros(CHUNK, CHANNELS).double(), torch.zeros(CHUNK, CHANNELS).double(), torch.ones(CHUNK, CHANNELS).double()
-    q[:count, :dk], k[:count, :dk], a[:count, :dk] = query, key, decay
-    b = torch.full((CHUNK,), LEAST_BETA[io]).double()
-    b[:count] = beta
-    r = norms(k)
-    between = torch.zeros(CHUNK, CHUNK, CHANNELS).double()  # of the decays of tokens j + 1 to i
-    for i in range(CHUNK):
-        between[i, :i] = between[i - 1, :i] * a[i]
-        between[i, i] = 1
-    N = torch.tril(torch.einsum("ic,jc,ijc->ij", k, k, between) * r[:, None] * r, -1)
-    T = torch.linalg.solve_triangular(torch.eye(CHUNK).double() + b[:, None] * N, torch.diag(b), upper=False)
-    cancels = bool(T.tril(-1).abs().max() > 0.5)
-    T = r[:, None] * T
-    P = torch.einsum("ic,jc,ijc->ij", q, k, between)
-    before = between[:, 0] * a[0]
+    x = training_chunk(query, key, beta, decay, norm=True, least_beta=LEAST_BETA[io])
+    T, P = x.inverse, x.scores
+    cancels = bool((T / x.key_norm[:, None]).tril(-1).abs().max() > 0.5)
     P_residual = P - P.to(io).double() if cancels else torch.full_like(P, torch.nan)
-    matrices = [before * k, between[-1] * k, before * q, T, T - T.to(io).double(), P, P_residual]
+    matrices = [x.key_in, x.key_out, x.query_in, T, T - T.to(io).double(), P, P_residual]
     data = torch.full((RECORD,), 0xFF, dtype=torch.uint8)
     data[: 10 * TILE] = torch.cat([tiles(each, io) for each in matrices])
-    factors = torch.cat([before[-1], r, norms(q), b, torch.zeros(1)]).float().view(torch.uint8)
+    factors = torch.cat([x.decay, x.key_norm, x.query_norm, x.beta, torch.zeros(1)]).float().view(torch.uint8)
     data[10 * TILE : 10 * TILE + len(factors)] = factors
     data[10 * TILE + len(factors) - 4] = int(cancels)
     return data, cancels
 
 
 def records(x: dict[str, Any]) -> tuple[Tensor, bool]:
-    """Of every head and chunk, and whether entries cancel in any."""
+    """Those of every head and chunk, and whether entries cancel in any."""
     io, H = x["value"].dtype, x["value"].shape[-2]
     made = torch.full((H, chunk_count(x), RECORD), 0xFF, dtype=torch.uint8)
     any_cancels = False

@@ -135,7 +135,7 @@ TEST(KdaAhead, SavesWhatTheModelAsksFor) {
             }
 }
 
-// Of blocks that prepare until no record is left there may be none: then no block owns rows before all records are taken.
+// There may be no block that prepares until no record is left: then no block owns rows before all records are taken.
 TEST(KdaAhead, EndsOnAnyDevice) {
     for (const i64 multiprocessors : {1, 2, 3, 132})
         for (const i64 heads : {1, 2, 16, 200}) {

@@ -21,7 +21,7 @@ struct KdaPreparingBlock {
 
     __device__ __forceinline__ static Thread thread() { return {}; }
     __device__ __forceinline__ static void sync() { __syncthreads(); }
-    // Of 256 threads, beside sync's.
+    // For its 256 threads, beside sync's.
     __device__ __forceinline__ static int other_barrier() { return 1; }
 
     // By the thread that loads keys and queries.
@@ -34,7 +34,7 @@ struct KdaPreparingBlock {
     __device__ __forceinline__ static void store_next(unsigned) {}
     // Where the record goes; by the thread that copies it.
     __device__ __forceinline__ static KdaRecord& place_of(KdaRecord& record) { return record; }
-    __device__ __forceinline__ static void set_flags(unsigned& of_record, unsigned flags) { of_record = flags; }
+    __device__ __forceinline__ static void set_flags(unsigned& place, unsigned flags) { place = flags; }
     // The record has been copied out of shared memory; `reloads`: keys were loaded a second time.
     __device__ __forceinline__ static void finish(Barrier&, bool) {}
 };

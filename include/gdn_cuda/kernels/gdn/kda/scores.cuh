@@ -176,7 +176,7 @@ struct KdaScores : KdaWarp {
         const unsigned row = threadIdx.x / 2 % kChunk, vector = row / 16 * 2 + threadIdx.x % 2;
         store_shared(row_vector(tile_row(shared.matrices.scores[warp / 4].bytes, row), vector), uint4{});
     }
-    // Of T and P, in both parts: no product writes what is above the blocks on the diagonal.
+    // In both parts of T and P: no product writes what is above the blocks on the diagonal.
     __device__ __forceinline__ void clear_blocks_above_diagonal() const {
         constexpr unsigned kVectors = kChunk / 8;
         const unsigned row = threadIdx.x % kChunk;

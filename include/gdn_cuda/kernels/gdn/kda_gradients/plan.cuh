@@ -34,7 +34,7 @@ struct KdaGradientsCall {
     Rows query_gradient, key_gradient;
     Tagged gate_gradient, beta_gradient;  // (sequence, token, head), of gates times dk, channels contiguous; or absent
     i64 scalars_sequence, scalars_token;  // their strides, in elements of beta_gradient
-    // Of A_log's and dt_bias's gradients over the tokens of a chunk: sums[which * sums_which + chunk index * sums_row + head *
+    // Gradients of A_log and dt_bias over the tokens of a chunk: sums[which * sums_which + chunk index * sums_row + head *
     // dk + channel]; or nullptr.
     float* sums;
     i64 sums_which, sums_row;
