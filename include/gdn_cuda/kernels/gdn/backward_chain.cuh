@@ -13,8 +13,9 @@
 // where the first leaves multiprocessors, and ends after it.
 //
 // Bound: latency of a chunk's products, one after another: 2,500 cycles, of which the tensor cores need half. With 128 blocks
-// at a time a chunk takes a third longer, and L2's throughput is suspected (docs/kernels/gdn_backward.md). Chains are split
-// along time where that helps (ChainSegments).
+// at a time a chunk takes a third longer, and L2's throughput is suspected (docs/kernels/gdn_backward.md). With gates of
+// channels 2.4 us then, and 1.8 to 2.0 with fewer blocks (H200, ccbce4de; docs/kernels/kda_backward.md). Chains are split along
+// time where that helps (ChainSegments).
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/block.cuh>

@@ -18,12 +18,12 @@ struct KdaAheadConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return owner().threads(); }
 };
 
-constexpr int kKdaHalves = 2;  // of a block: each prepares one record after another
+constexpr int kKdaHalves = 2;  // a block's, each of which prepares one record after another
 
 // How many words KdaAheadArgs::counters has.
 constexpr int kKdaAheadCounters = 2;
 
-// A half's.
+// Shared memory of a half of a block that prepares.
 struct KdaHalfPlan {
     KdaPreparePlan prepare;
     // The record that the half prepares, or has prepared and announces next; nullptr before the first.
@@ -32,7 +32,7 @@ struct KdaHalfPlan {
     unsigned flags;
     unsigned next;   // the record that the half takes next
     unsigned last;   // the first that it does not take
-    unsigned place;  // of the block; the first half's
+    unsigned place;  // the block's, in the first half's memory
 };
 
 struct KdaAheadArgs {

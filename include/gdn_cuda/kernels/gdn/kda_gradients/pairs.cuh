@@ -23,7 +23,7 @@ struct KdaQuarterPairs : Lane {
     using Right = unsigned[kTiles / 2][4];
 
     KdaGradientsPlan& shared;
-    const bool is_slow;  // of the warp's decays
+    const bool is_slow;  // whether all of the warp's decays are
 
     __device__ __forceinline__ KdaQuarterPairs(KdaGradientsPlan& shared, bool is_slow) : shared(shared), is_slow(is_slow) {
         find_lane();

@@ -22,7 +22,7 @@ struct KdaGradientsConfig {
     // differences of sums over a quarter's pairs, so that decays must not be much smaller than 1.
     static constexpr float kSlow = 1.f / 16;
     GDN_HOST_DEVICE static constexpr int threads() { return kQuarters * kChannels; }
-    // Blocks of a head's chunk, a cluster.
+    // How many blocks take a head's chunk, as a cluster.
     GDN_HOST_DEVICE static constexpr int blocks(int dk) { return dk > kChannels ? kKdaHeadK / kChannels : 1; }
 };
 static_assert(kKdaHeadK == 2 * KdaGradientsConfig::kChannels && 2 * KdaGradientsConfig::kChannels == kWarpgroup);
@@ -122,18 +122,18 @@ struct KdaGradientsPlan {
     KdaTrainingFactors factors;
     Channels before[kQuarters], after[kQuarters];  // where decays are slow, those of each half of a quarter, or else 1
     union {
-        Channels whole[kQuarters];                              // of a quarter, or 1 where decays are slow
-        float dots[kQuarters][kChannels / 32][2 * kKdaTokens];  // of queries and of keys with their gradients
+        Channels whole[kQuarters];                              // a quarter's decays, or 1 where they are slow
+        float dots[kQuarters][kChannels / 32][2 * kKdaTokens];  // x.dx of queries x, and of keys
     };
     union {
-        Channels state_products[kStateProducts];  // of S E, each of some rows
+        Channels state_products[kStateProducts];  // sums of S E over some of the rows each
         Carried carried;
     };
-    Channels state_product;  // of S E
+    Channels state_product;  // the sum of S E over all rows
     // Decays from the chunk's start to each quarter's border, and from that to the chunk's end; a warp uses its own.
     union {
         Channels earlier[kQuarters];
-        Channels within[kQuarters];  // of pairs within a quarter, where decays are slow
+        Channels within[kQuarters];  // sums over pairs within a quarter, where decays are slow
     };
     union {
         Channels later[kQuarters];
