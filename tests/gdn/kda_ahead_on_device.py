@@ -127,3 +127,11 @@ def test_deterministic_calls_have_it_too(forced: Device) -> None:
     one = {name: t[:, -1:] if name == "state" else t[:, :, -1:] for name, t in x.items()}
     found, alone = (ahead(forced, each, deterministic=True) for each in (x, one))
     assert torch.equal(alone["out"], found["out"][:, :, -1:]) and torch.equal(alone["state"], found["state"][:, -1:])
+
+
+def test_windows(forced: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a launch, which goes on from the states of the one before."""
+    if forced.emulate:
+        monkeypatch.setenv("GDN_KDA_WINDOW", "2")
+    heads = forced.size(1, 32)  # on a GPU, of more chunks than records may be held of
+    check_bits(forced, inputs(forced.size(330, 21000), "init", beta=2.0, Hk=heads, Hv=heads, dv=128))

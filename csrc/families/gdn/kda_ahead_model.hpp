@@ -11,7 +11,8 @@ namespace gdn_cuda::gdn {
 // How the blocks of gdn/kda_ahead share the work; owners: 0 if there are two launches.
 struct KdaAheadSplit {
     i64 preparers, owners;  // blocks
-    i64 first_records;      // taken before owners stop preparing
+    i64 first_records;      // taken before owners stop preparing, if records take no longer than as a rule
+    double chain_ns;        // KdaAheadArgs::chain
 };
 inline constexpr i64 kAllKdaRecords = std::numeric_limits<int>::max();
 
@@ -25,7 +26,7 @@ struct KdaAheadModel {
     // Owners' share of the multiprocessors. Where decays are fast a record takes up to 8, which the host does not know: with 32
     // heads of 128, 1x8192, one launch takes 502 in place of 459 then, and 305 in place of 354 with gates as initialised
     // (benchmarks/kda_windows.py --ahead, 2026-11-30).
-    static constexpr double kMostOwners = 0.4;
+    static constexpr double kMostOwners = 0.5;
 
     const KdaSegmentsProblem& problem;
 
@@ -34,9 +35,11 @@ struct KdaAheadModel {
     i64 records() const { return problem.sequences * problem.heads * problem.chunks; }
     // Those that own states until the end, and only one work tile each.
     double own() const { return Segments{problem}.launch(tiles(), problem.chunks); }
+    // Owners own, and what the others prepare is of use.
+    double while_owning() const { return std::max(own() - kLast, 0.0); }
     // All blocks prepare for so long.
     double together() const {
-        const double beside = (multiprocessors() - static_cast<double>(tiles())) * std::max(own() - kLast, 0.0);
+        const double beside = (multiprocessors() - static_cast<double>(tiles())) * while_owning();
         return std::max(kRecord * static_cast<double>(records()) - beside, 0.0) / multiprocessors();
     }
     double operator()() const { return kFirst + together() + own(); }
@@ -49,7 +52,11 @@ inline KdaAheadSplit split_kda_ahead(const KdaSegmentsProblem& problem) {
               owners = std::max<i64>(std::min(time.tiles(), multiprocessors), 1),
               preparers = std::min(multiprocessors - owners, ceil_div(time.records(), i64{2})),
               first = static_cast<i64>(time.together() * time.multiprocessors() / KdaAheadModel::kRecord);
-    return {.preparers = preparers, .owners = owners, .first_records = preparers > 0 ? first : kAllKdaRecords};
+    if (preparers == 0) return {.preparers = 0, .owners = owners, .first_records = kAllKdaRecords, .chain_ns = 0};
+    return {.preparers = preparers,
+            .owners = owners,
+            .first_records = first,
+            .chain_ns = 1000 * time.while_owning() * static_cast<double>(preparers) / static_cast<double>(preparers + owners)};
 }
 
 // segments: as kda_segments has found them for two launches.

@@ -42,13 +42,11 @@ KdaSegments segments_of(const Prepared& prepared, const KdaSplit& split) {
             .follow = false};
 }
 
-// All chunks, in one launch.
+// A window's chunks, in one launch.
 void run_ahead(KdaPrepareArgs& prepare, KdaOwnArgs& own, const KdaWorkspace& workspace, const KdaSplit& split, DType io,
                const Target& target) {
     const GdnCall& call = own.chunked.call;
-    prepare.per_head = prepare.call.window.count = own.window.count = split.window;
-    own.window.is_last = true;
-    own.work_tiles = std::min(call.sequences, split.window) * call.heads * own.row_tiles;
+    own.work_tiles = std::min(call.sequences, own.window.count) * call.heads * own.row_tiles;
     // Flags, and the words after them.
     const size_t words = static_cast<size_t>(workspace.counters + kKdaAheadCounters - workspace.flags);
     jit::clear_words(workspace.flags, words, target.ordinal, target.stream);
@@ -57,7 +55,8 @@ void run_ahead(KdaPrepareArgs& prepare, KdaOwnArgs& own, const KdaWorkspace& wor
                    .own = own,
                    .counters = workspace.counters,
                    .preparers = static_cast<int>(split.ahead.preparers),
-                   .first_records = static_cast<unsigned>(split.ahead.first_records)},
+                   .first_records = static_cast<unsigned>(split.ahead.first_records),
+                   .chain = static_cast<float>(split.ahead.chain_ns)},
                   split.ahead, target);
 }
 
@@ -89,7 +88,7 @@ KdaSplit kda_split(const Prepared& prepared, bool deterministic, const Target& t
     int64_t segments = deterministic ? 1 : wanted > 0 ? wanted : kda_segments(problem);
     const auto ahead = static_cast<WantedKdaAhead>(kKdaAheadVariable.value());
     KdaAheadSplit split{};
-    if (ahead != WantedKdaAhead::never && window >= kda_positions(prepared.sequences) && (wanted <= 1 || segments == 1))
+    if (ahead != WantedKdaAhead::never && (wanted <= 1 || segments == 1))
         split = ahead == WantedKdaAhead::always ? split_kda_ahead(problem) : kda_ahead_split(problem, segments);
     if (split.owners > 0) segments = 1;
     return {.window = window, .segment = segments > 1 ? static_cast<int>(ceil_div(chunks, segments)) : 0, .ahead = split};
@@ -183,19 +182,23 @@ void run_kda_chunks(const Prepared& prepared, const PrefillTensors& tensors, con
                    .taken = workspace.taken,
                    .row_tiles = static_cast<int>(ceil_div(call.dv, kValueRows))};
     own.segments.states = workspace.segments;
-    if (split.ahead.owners > 0) return run_ahead(prepare, own, workspace, split, sequences.io, target);
     for (int64_t first = 0; first < positions; first += window) {
         prepare.call.window.first = own.window.first = static_cast<int>(first);
         prepare.per_head = prepare.call.window.count = own.window.count =
             static_cast<int>(std::min<int64_t>(window, positions - first));
         own.window.is_last = first + window >= positions;
-        if (launches.prepares)
-            KdaPrepare::run(sequences.io, prepare, target);
-        else
-            jit::clear_words(workspace.taken, 2, target.ordinal, target.stream);
-        if (launches.owns) run_owners(own, sequences.io, target);
+        if (split.ahead.owners > 0) {
+            run_ahead(prepare, own, workspace, split, sequences.io, target);
+        } else {
+            if (launches.prepares)
+                KdaPrepare::run(sequences.io, prepare, target);
+            else
+                jit::clear_words(workspace.taken, 2, target.ordinal, target.stream);
+            if (launches.owns) run_owners(own, sequences.io, target);
+        }
         if (explaining()) [[unlikely]] {
             remark(fmt::format("{} windows of chunks, each in these launches", ceil_div(positions, window)));
+            if (split.ahead.owners > 0) break;
             const KdaSegments& segments = own.segments;
             remark(segments.chunks == 0
                        ? std::string("sequences are not split into segments")

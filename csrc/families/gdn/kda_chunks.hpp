@@ -1,5 +1,5 @@
 // Kimi Delta Attention by chunks: gdn/kda_prepare, then gdn/kda_own, for one window of chunks after another; or both at once,
-// in gdn/kda_ahead, for the only window.
+// in gdn/kda_ahead, for each window.
 #pragma once
 
 #include "../chunked/launch.hpp"
@@ -18,8 +18,8 @@ inline int64_t kda_positions(const Sequences& sequences) {
     return sequences.packed() ? sequences.tokens / kChunk + sequences.count : sequences.count * chunks_in(sequences.tokens);
 }
 // How a call is split: positions of a window (GDN_KDA_WINDOW, or as many as memory is to hold records of), and chunks of a
-// segment at most (GDN_KDA_SEGMENTS, or by kda_segments.hpp), 0: sequences are not split. ahead: with one window and without
-// segments (GDN_KDA_AHEAD, or by kda_ahead_model.hpp).
+// segment at most (GDN_KDA_SEGMENTS, or by kda_segments.hpp), 0: sequences are not split. ahead: without segments
+// (GDN_KDA_AHEAD, or by kda_ahead_model.hpp).
 struct KdaSplit {
     int window, segment;
     KdaAheadSplit ahead;

@@ -2,6 +2,7 @@
 // announces each once it is in global memory.
 #pragma once
 
+#include <gdn_cuda/kernels/common/nanoseconds.cuh>
 #include <gdn_cuda/kernels/gdn/kda/ahead_plan.cuh>
 #include <gdn_cuda/kernels/gdn/kda_prepare.cuh>
 #include <gdn_cuda/kernels/hopper/counters.cuh>
@@ -38,7 +39,7 @@ struct KdaPreparingHalf {
     using Thread = KdaHalfThread;
 
     KdaHalfPlan& shared;
-    unsigned* const taken;  // KdaAheadArgs::counters's
+    const KdaAheadArgs& args;
     const unsigned current;
     KdaRecord* const record;  // its
     unsigned* const flag;
@@ -56,7 +57,7 @@ struct KdaPreparingHalf {
             shared.record = record;
             shared.flag = flag;
         }
-        return own.takes() && current < shared.last ? atomicAdd(taken, 1u) : ~0u;
+        return own.takes() && (current < shared.last || others_are_slow()) ? atomicAdd(args.counters + 1, 1u) : ~0u;
     }
     __device__ __forceinline__ void store_next(unsigned next) const {
         if (own.takes()) shared.next = next;
@@ -70,6 +71,16 @@ struct KdaPreparingHalf {
     __device__ __forceinline__ void finish(Barrier& tiles_full, bool reloads) const {
         if (own.copies() && !reloads) tiles_full.arrive();  // every record has two phases
         sync();
+    }
+
+  private:
+    // Whether the blocks that only prepare would take longer for what is left than a chain does, as long as records have taken
+    // until now, of which each half has one in hand.
+    __device__ __forceinline__ bool others_are_slow() const {
+        const int in_hand = static_cast<int>(gridDim.x) * kKdaHalves, prepared = static_cast<int>(current) - in_hand;
+        const float left = static_cast<float>(args.records()) - static_cast<float>(current),
+                    time = static_cast<float>(nanoseconds() - shared.started);
+        return left > 0.f && left * time > args.chain * static_cast<float>(prepared);
     }
 };
 
@@ -96,6 +107,7 @@ __device__ __forceinline__ void prepare_kda_records(KdaHalfPlan* halves, const K
         shared.flag = nullptr;
         shared.next = atomicAdd(args.counters + 1, 1u);
         shared.last = last;
+        shared.started = nanoseconds();
     }
     thread.sync();
 #pragma unroll 1
@@ -106,8 +118,7 @@ __device__ __forceinline__ void prepare_kda_records(KdaHalfPlan* halves, const K
         const KdaWindowCall& call = args.prepare.call;
         const unsigned in_window = quotient(record, call.heads), head = record - in_window * call.heads;
         const i64 at = static_cast<i64>(head) * args.prepare.per_head + in_window;
-        const KdaPreparingHalf threads{shared, args.counters + 1, record, &args.prepare.records[at], &args.prepare.flags[at],
-                                       thread};
+        const KdaPreparingHalf threads{shared, args, record, &args.prepare.records[at], &args.prepare.flags[at], thread};
         KdaChunk chunk;
         if (find_kda_chunk(call, static_cast<int>(in_window), static_cast<int>(head), chunk, span_by_plain_loads)) {
             KdaPreparer<kConfig.preparer(), KdaPreparingHalf>{shared.prepare, args.prepare, threads}.run(

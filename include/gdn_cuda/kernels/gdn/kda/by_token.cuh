@@ -95,7 +95,8 @@ __device__ __forceinline__ void apply_kda_token(Owner& own, const KdaToken& toke
     const float query_norm = call.scale * inverse_norm(query_square, call);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const float output = query_norm * sum_over_row(with_query[half]);  // after all lanes have read the value
+        const float output = query_norm * sum_over_row(with_query[half]);
+        __syncwarp();  // all lanes have read the value
         if (own.t == 0) element_of_row(own, tile, in_chunk, half) = from_float<Io>(output);
     }
 }
