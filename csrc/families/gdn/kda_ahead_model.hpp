@@ -2,6 +2,7 @@
 // launch (gdn/kda_ahead), or before them, in a launch of its own.
 #pragma once
 
+#include <gdn_cuda/kernels/gdn/kda/ahead_plan.cuh>
 #include <limits>
 
 #include "kda_segments.hpp"
@@ -19,9 +20,9 @@ inline constexpr i64 kAllKdaRecords = std::numeric_limits<int>::max();
 // On an H200, us (benchmarks/kda_launches.py, 876893fa, and the times of KdaSegmentsModel).
 struct KdaAheadModel {
     using Segments = KdaSegmentsModel;
-    // A multiprocessor prepares a record in 5.3, two at a time. Of the launch, 15 are before an owner has its first records;
-    // what is prepared in the last 10 is applied too late.
-    static constexpr double kRecord = 5.3, kFirst = 15, kLast = 10;
+    // A multiprocessor prepares a record in 6, two at a time, and owners take 15 % longer beside others that prepare. Of the
+    // launch, 15 are before an owner has its first records; what is prepared in the last 10 is applied too late.
+    static constexpr double kRecord = 6, kBeside = 1.15, kFirst = 15, kLast = 10;
     static constexpr double kWorthIt = 0.9;
     // Owners' share of the multiprocessors. Where decays are fast a record takes up to 8, which the host does not know: with 32
     // heads of 128, 1x8192, one launch takes 502 in place of 459 then, and 305 in place of 354 with gates as initialised
@@ -34,7 +35,7 @@ struct KdaAheadModel {
     i64 tiles() const { return problem.sequences * problem.heads * problem.row_tiles; }
     i64 records() const { return problem.sequences * problem.heads * problem.chunks; }
     // Those that own states until the end, and only one work tile each.
-    double own() const { return Segments{problem}.launch(tiles(), problem.chunks); }
+    double own() const { return kBeside * Segments{problem}.launch(tiles(), problem.chunks); }
     // Owners own, and what the others prepare is of use.
     double while_owning() const { return std::max(own() - kLast, 0.0); }
     // All blocks prepare for so long.
@@ -51,11 +52,12 @@ inline KdaAheadSplit split_kda_ahead(const KdaSegmentsProblem& problem) {
     const i64 multiprocessors = std::max<i64>(problem.multiprocessors, 1),
               owners = std::max<i64>(std::min(time.tiles(), multiprocessors), 1),
               preparers = std::min(multiprocessors - owners, ceil_div(time.records(), i64{2})),
-              first = static_cast<i64>(time.together() * time.multiprocessors() / KdaAheadModel::kRecord);
+              together = static_cast<i64>(time.together() * time.multiprocessors() / KdaAheadModel::kRecord);
     if (preparers == 0) return {.preparers = 0, .owners = owners, .first_records = kAllKdaRecords, .chain_ns = 0};
     return {.preparers = preparers,
             .owners = owners,
-            .first_records = first,
+            // Each half has one in hand as it takes the last one of these.
+            .first_records = together > 0 ? std::max(together - kKdaHalves * multiprocessors, i64{1}) : 0,
             .chain_ns = 1000 * time.while_owning() * static_cast<double>(preparers) / static_cast<double>(preparers + owners)};
 }
 

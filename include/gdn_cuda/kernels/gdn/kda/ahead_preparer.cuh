@@ -74,13 +74,13 @@ struct KdaPreparingHalf {
     }
 
   private:
-    // Whether the blocks that only prepare would take longer for what is left than a chain does, as long as records have taken
-    // until now, of which each half has one in hand.
+    // Whether the blocks that only prepare would still prepare when the chain ends, if records take as long as until now. Each
+    // half has one in hand, half of it done; the chain starts when this one is.
     __device__ __forceinline__ bool others_are_slow() const {
-        const int in_hand = static_cast<int>(gridDim.x) * kKdaHalves, prepared = static_cast<int>(current) - in_hand;
-        const float left = static_cast<float>(args.records()) - static_cast<float>(current),
-                    time = static_cast<float>(nanoseconds() - shared.started);
-        return left > 0.f && left * time > args.chain * static_cast<float>(prepared);
+        const int halves = static_cast<int>(gridDim.x) * kKdaHalves, prepared = static_cast<int>(current) - halves / 2,
+                  left = static_cast<int>(args.records() - current) - args.preparers * kKdaHalves;
+        const float time = static_cast<float>(nanoseconds() - shared.started);
+        return left > 0 && static_cast<float>(left) * time > args.chain * static_cast<float>(prepared);
     }
 };
 
