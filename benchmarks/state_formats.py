@@ -283,35 +283,45 @@ def errors(case: Case, found: tuple[Tensor, Tensor], oracle: tuple[Tensor, Tenso
     return result
 
 
-TILES = ((1, 0), (0, 1), (1, 32), (16, 16), (32, 32), (64, 128), (0, 0))
+ROUNDINGS = ("stochastic", "dither")
 FORMATS = (
-    *(Format("fp32"), Format("bf16")),
-    *(Format(tile=tile) for tile in TILES),
-    *(Format(rounding="stochastic"), Format(rounding="dither"), Format("e4m3")),
+    *(Format("fp32"), Format("bf16"), Format(), Format("e4m3")),
+    *(Format(tile=tile) for tile in ((1, 32), (32, 32), (0, 0))),
+    *(Format(rounding=rounding) for rounding in ROUNDINGS),
     *(Format(every=every) for every in (4, 8, 16)),
-    *(Format(every=8, tile=tile) for tile in TILES[1:]),
-    *(Format(every=8, rounding=rounding) for rounding in ("stochastic", "dither")),
+    *(Format(every=8, tile=tile) for tile in ((1, 32), (32, 32), (0, 0))),
+    Format(every=8, rounding="stochastic"),
     *(Format("e4m3", every=every) for every in (8, 16)),
 )
-# Measured with the first keys, with small betas and with outlying channels.
+# Measured with the first keys, with small betas and with outlying channels too.
+ROTATED = (
+    *(Format(tile=(0, 1)), Format(zero_point=True), Format(rotated=True), Format("e4m3", rounding="stochastic")),
+    *(Format(every=8, tile=(0, 1)), Format(every=8, zero_point=True), Format(every=8, rotated=True)),
+    Format(every=8, zero_point=True, rotated=True),
+)
+# Measured with the first keys only.
 VARIANTS = (
     *(Format("e4m3", tile=tile) for tile in ((0, 1), (32, 32), (0, 0))),
-    Format("e4m3", rounding="stochastic"),
+    *(Format(tile=tile) for tile in ((1, 16), (1, 64), (16, 16), (64, 128))),
     *(Format(rounding=rounding) for rounding in ("half", "diffused")),
     *(Format(scale=scale) for scale in ("power of two", "kept", "clipped")),
-    *(Format(zero_point=True), Format(rotated=True), Format(tile=(1, 64)), Format(tile=(1, 16))),
+    *(Format(every=8, tile=tile) for tile in ((1, 16), (1, 64), (16, 16), (64, 128))),
+    *(Format(every=8, rounding=rounding) for rounding in ("dither", "diffused")),
     *(Format(every=8, scale=scale) for scale in ("power of two", "kept")),
-    *(Format(every=8, rounding="diffused"), Format(every=8, zero_point=True), Format(every=8, rotated=True)),
-    *(Format(every=8, zero_point=True, rotated=True), Format(every=8, gates16=True), Format("bf16", every=8)),
-    *(Format(every=8, tile=(1, columns)) for columns in (64, 16)),
-    Format(every=8, tile=(1, 32), zero_point=True),
+    *(Format(every=8, tile=(1, 32), zero_point=True), Format(every=8, gates16=True), Format("bf16", every=8)),
 )
 
 
-def measured(layer: str, case: Case, variants: bool, done: dict[str, Errors], keep: Callable[[], None]) -> None:
+def formats(layer: str, name: str) -> tuple[Format, ...]:
+    """Those that are measured in a case."""
+    if name == CASES[layer][0]:
+        return (*FORMATS, *ROTATED, *VARIANTS)
+    return (*FORMATS, *(ROTATED if name in ("β 0.05", "outlying channels") else ()))
+
+
+def measured(layer: str, case: Case, done: dict[str, Errors], keep: Callable[[], None]) -> None:
     """Adds the errors of the formats that `done` lacks."""
-    names = (*FORMATS, *(VARIANTS if variants else ()))
-    if not (wanted := [each for each in names if f"{layer}, {case.name}, {each.name}" not in done]):
+    if not (wanted := [each for each in formats(layer, case.name) if f"{layer}, {case.name}, {each.name}" not in done]):
         return
     oracle = recurrence(case.tokens, None)
     for form in wanted:
@@ -358,7 +368,7 @@ def tables(layer: str, done: dict[str, Errors]) -> Iterator[str]:
     )
     yield f"{layer}: × bf16, the largest of any gates"
     rows = []
-    for form in dict.fromkeys((*FORMATS, *VARIANTS)):
+    for form in (*FORMATS, *ROTATED, *VARIANTS):
         found = [done.get(f"{layer}, {name}, {form.name}") for name in names]
         if form.codes == "fp32" or form.name == "bf16" or not any(found):
             continue
@@ -392,7 +402,7 @@ def main() -> None:
 
     for layer in options.layers:
         for case in cases(layer, options.tokens, options.quick):
-            measured(layer, case, case.name in (CASES[layer][0], "β 0.05", "outlying channels"), done, keep)
+            measured(layer, case, done, keep)
         print("", *tables(layer, done), sep="\n")
 
 
