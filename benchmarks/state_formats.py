@@ -369,7 +369,7 @@ def tables(layer: str, done: dict[str, Errors]) -> Iterator[str]:
     yield f"{layer}: × bf16, the largest of any gates"
     rows = []
     for form in (*FORMATS, *ROTATED, *VARIANTS):
-        found = [done.get(f"{layer}, {name}, {form.name}") for name in names]
+        found = [done.get(f"{layer}, {n}, {form.name}") if form in formats(layer, n) else None for n in names]
         if form.codes == "fp32" or form.name == "bf16" or not any(found):
             continue
         rows.append([form.name] + ["" if e is None else worst_ratios(e, bf16[n]) for n, e in zip(names, found, strict=True)])
