@@ -288,16 +288,17 @@ FORMATS = (
     *(Format("fp32"), Format("bf16"), Format(), Format("e4m3")),
     *(Format(tile=tile) for tile in ((1, 32), (32, 32), (0, 0))),
     *(Format(rounding=rounding) for rounding in ROUNDINGS),
+    *(Format(zero_point=True), Format(every=8, zero_point=True)),
     *(Format(every=every) for every in (4, 8, 16)),
     *(Format(every=8, tile=tile) for tile in ((1, 32), (32, 32), (0, 0))),
-    Format(every=8, rounding="stochastic"),
+    *(Format(every=16, tile=(1, 32)), Format(every=8, tile=(1, 32), zero_point=True), Format(every=8, rounding="stochastic")),
     *(Format("e4m3", every=every) for every in (8, 16)),
 )
-# Measured with the first keys, with small betas and with outlying channels too.
+# Measured in these cases and with the first keys.
+ROTATED_CASES = ("β 0.05", "outlying channels", "positive B, C")
 ROTATED = (
-    *(Format(tile=(0, 1)), Format(zero_point=True), Format(rotated=True), Format("e4m3", rounding="stochastic")),
-    *(Format(every=8, tile=(0, 1)), Format(every=8, zero_point=True), Format(every=8, rotated=True)),
-    Format(every=8, zero_point=True, rotated=True),
+    *(Format(tile=(0, 1)), Format(rotated=True), Format("e4m3", rounding="stochastic")),
+    *(Format(every=8, tile=(0, 1)), Format(every=8, rotated=True), Format(every=8, zero_point=True, rotated=True)),
 )
 # Measured with the first keys only.
 VARIANTS = (
@@ -308,7 +309,7 @@ VARIANTS = (
     *(Format(every=8, tile=tile) for tile in ((1, 16), (1, 64), (16, 16), (64, 128))),
     *(Format(every=8, rounding=rounding) for rounding in ("dither", "diffused")),
     *(Format(every=8, scale=scale) for scale in ("power of two", "kept")),
-    *(Format(every=8, tile=(1, 32), zero_point=True), Format(every=8, gates16=True), Format("bf16", every=8)),
+    *(Format(every=8, gates16=True), Format("bf16", every=8)),
 )
 
 
@@ -316,7 +317,7 @@ def formats(layer: str, name: str) -> tuple[Format, ...]:
     """Those that are measured in a case."""
     if name == CASES[layer][0]:
         return (*FORMATS, *ROTATED, *VARIANTS)
-    return (*FORMATS, *(ROTATED if name in ("β 0.05", "outlying channels") else ()))
+    return (*FORMATS, *(ROTATED if name in ROTATED_CASES else ()))
 
 
 def measured(layer: str, case: Case, done: dict[str, Errors], keep: Callable[[], None]) -> None:
