@@ -17,8 +17,8 @@
 // otherwise only pairs across it, whose two products are at most 1, cannot overflow, and are 0 where they underflow. So by the
 // decays of a chunk, its scores take
 //
-//     slow       one border, in the middle of the chunk; its operands are K_in, Q_in and the keys of Z as well (kKdaScaled).
-//                Not for the backward, whose records are not scaled
+//     slow       one border, in the middle of the chunk; its operands are K_in, Q_in and the keys of Z as well (kKdaScaled),
+//                but not for the backward, whose records are not scaled
 //     medium     pairs across the middle; a border in each half
 //     fast       pairs across borders of halves of 32 and 16 tokens; a border in each quarter
 //     very fast  pairs across borders of halves of 32, 16, 8, 4, 2 and 1 tokens
@@ -142,11 +142,18 @@ struct KdaPreparer {
         scores.multiply_halves_of_32();
         scores.multiply_halves_of_16();
     }
-    // Operands of all scores, where decays are slow. They are the record's too.
+    // Operands of all scores, where decays are slow. Where the record is scaled, they are its too.
     __device__ __forceinline__ void store_scaled_operands(Elements& elements) const {
         const bool follows = elements.quarter >= 2;
         elements.refresh();
         elements.store_around_border(shared.operands, follows, follows ? elements.before(2) : elements.after(2));
+    }
+    __device__ __forceinline__ void form_all_scores(Elements& elements) const {
+        store_scaled_operands(elements);
+        cutlass::arch::fence_view_async_shared();
+        threads.sync();
+        make_scores().multiply_all();
+        threads.sync();
     }
     // By two: between halves of the chunk, then within them.
     __device__ __forceinline__ void form_scores_of_halves(Elements& elements) const {
@@ -233,10 +240,11 @@ struct KdaPreparer {
     }
 
     __device__ __forceinline__ void form_other_scores(bool scaled) const {
-        const Scores scores(shared, threads.thread());
-        if (scaled) scores.multiply_other_keys();
-        NamedBarrier::arrive(kConfig.threads(), threads.other_barrier());
-        if (scaled) scores.multiply_queries();
+        const auto meet = [&]() { NamedBarrier::arrive(kConfig.threads(), threads.other_barrier()); };
+        if (scaled)
+            make_scores().multiply_others(meet);
+        else
+            meet();
     }
 
     // The rare chunks in which entries of T cancel: what rounding has left of the keys of Z, in place of the queries, which
@@ -259,15 +267,17 @@ struct KdaPreparer {
             elements.template store_divided<true>(to, elements.before(2));
         else
             elements.template store_backwards<true>(to, elements.after(scaled ? 2 : KdaPrepareConfig::kQuarters));
+        cutlass::arch::fence_view_async_shared();
         threads.sync();
     }
 
     // One thread copies everything; of the warps that do not invert.
     __device__ __forceinline__ bool copies() const { return thread_index() == kWarpgroup; }
 
-    __device__ __forceinline__ static bool is_scaled(unsigned found) {
-        return !kTrains && !(found & (kFoundVeryFast | kFoundFast | kFoundMedium));
+    __device__ __forceinline__ static bool is_slow(unsigned found) {
+        return !(found & (kFoundVeryFast | kFoundFast | kFoundMedium));
     }
+    __device__ __forceinline__ static bool is_scaled(unsigned found) { return !kTrains && is_slow(found); }
     __device__ __forceinline__ void form_inverse(const Elements& elements, bool scaled) const {
         if (elements.quarter < KdaPrepareConfig::kQuarters / 2)  // warp-uniform for the compiler, unlike threadIdx.x
             invert(scaled);
@@ -288,6 +298,7 @@ struct KdaPreparer {
             cute::tma_store_arrive();
         }
         form_inverse(elements, scaled);
+        cutlass::arch::fence_view_async_shared();
         if (copies()) cute::tma_store_wait<1>();  // Z replaces K_in
         threads.sync();
         const bool cancels = shared.cancels[0] | shared.cancels[1] | shared.cancels[2] | shared.cancels[3];
@@ -354,7 +365,7 @@ struct KdaPreparer {
         elements.load_gates(gates, args.call, chunk);
         start_beta_load(beta, chunk);
         const unsigned next = threads.take_next();
-        if constexpr (kTrains) make_scores().clear_blocks_above_diagonal();
+        make_scores().clear_blocks_above_diagonal();
         threads.sync();  // the barrier is there
         barrier(shared.tiles_full).wait(0);
         threads.store_next(next);
@@ -391,7 +402,9 @@ struct KdaPreparer {
         if (scaled) {
             store_scaled_operands(elements);
         } else {
-            if (!(found & (kFoundVeryFast | kFoundFast))) {
+            if (kTrains && is_slow(found)) {
+                form_all_scores(elements);
+            } else if (!(found & (kFoundVeryFast | kFoundFast))) {
                 form_scores_of_halves(elements);
             } else {
                 form_large_scores(elements);
