@@ -88,6 +88,8 @@ struct KdaPreparer {
     __device__ __forceinline__ Scores make_scores() const { return Scores(shared, threads.thread()); }
 
     __device__ __forceinline__ void start_beta_load(RawGates& raw, const KdaChunk& chunk) const {
+        if constexpr (Threads::Thread::kTakesMany) raw = {};
+        if (thread_index() >= kChunk) return;
         const int token = min(static_cast<int>(thread_index()), chunk.tokens - 1);
         raw.load_beta(args.call, scalar_offset(args.call.beta, chunk.sequence, chunk.first + token, chunk.head));
     }
@@ -261,7 +263,8 @@ struct KdaPreparer {
         typename Elements::Gates gates;
         elements.load_gates(gates, args.call, chunk);
         barrier(shared.tiles_full).wait(1);
-        elements.load(gates, args.call, chunk);
+        elements.make_decays(gates, args.call);
+        elements.load(args.call, chunk);
         SwizzledTile* const to = shared.operands.query;
         if (scaled && elements.quarter >= 2)
             elements.template store_divided<true>(to, elements.before(2));
@@ -271,6 +274,8 @@ struct KdaPreparer {
         threads.sync();
     }
 
+    // One thread loads keys and queries; of the last warp, as the first ones load betas.
+    __device__ __forceinline__ bool loads() const { return thread_index() == kConfig.threads() - 32; }
     // One thread copies everything; of the warps that do not invert.
     __device__ __forceinline__ bool copies() const { return thread_index() == kWarpgroup; }
 
@@ -354,7 +359,7 @@ struct KdaPreparer {
     // record: a KdaRecord and its flags, or a KdaTrainingRecord.
     template <class... Record>
     __device__ __forceinline__ void run(const KdaChunk& chunk, Record&... record) const {
-        if (thread_index() == 0) {
+        if (loads()) {
             shared.chunk = chunk;
             threads.start_barrier(barrier(shared.tiles_full));
             start_tile_loads(chunk, true);
@@ -369,9 +374,12 @@ struct KdaPreparer {
         threads.sync();  // the barrier is there
         barrier(shared.tiles_full).wait(0);
         threads.store_next(next);
-        bool is_large = make_scores().store_norms(args.call, kTrains ? 1.f : args.call.scale, chunk.tokens);
-        is_large |= store_beta(beta, chunk);
-        elements.load(gates, args.call, chunk);
+        float squares[32];
+        make_scores().start_norms(squares);
+        bool is_large = store_beta(beta, chunk);
+        elements.make_decays(gates, args.call);
+        is_large |= make_scores().store_norms(squares, args.call, kTrains ? 1.f : args.call.scale, chunk.tokens);
+        elements.load(args.call, chunk);
         const float2 total = elements.total();
         *reinterpret_cast<float2*>(&shared.totals[elements.quarter][elements.channel()]) = total;
         elements.refresh();
@@ -385,7 +393,8 @@ struct KdaPreparer {
                              (medium ? kFoundMedium : 0) | (large ? kFoundLarge : 0);
         if (elements.lane == 0) shared.findings[kKdaTiles * elements.quarter + elements.tile] = static_cast<unsigned char>(own);
         threads.sync();
-        const unsigned found = findings();
+        // fp16's are all very fast
+        const unsigned found = findings() | (kNever ? kFoundVeryFast | kFoundFast | kFoundMedium : 0);
         if (found & kFoundVeryFast) {
             make_scores().store_products_of_tokens();
             threads.sync();

@@ -20,22 +20,26 @@ struct KdaScores : KdaWarp {
         find_lane(thread.index());
     }
 
-    // From the tiles as loaded: inverse norms of keys and queries, or 1; 16 tokens a warp. Tokens past the end have none.
-    // Returns whether a key is so large that products may overflow.
-    __device__ __forceinline__ bool store_norms(const GdnCall& call, float query_scale, unsigned tokens) const {
+    // From the tiles as loaded: squares of keys or queries, by each warpgroup's wgmmas.
+    __device__ __forceinline__ void start_norms(float (&squares)[32]) const {
+        const SwizzledTile* const tiles = tiles_of(warp >= 4);
+        start_row_products<kIo, kKdaHeadK>(squares, tiles, tiles);
+    }
+    // Inverse norms of keys and queries, or 1; 16 tokens a warp. Tokens past the end have none. Returns whether a key is so
+    // large that products may overflow.
+    __device__ __forceinline__ bool store_norms(float (&squares)[32], const GdnCall& call, float query_scale,
+                                                unsigned tokens) const {
         constexpr float kLargestSquare = kKdaLargest * kKdaLargest;
         const bool queries = warp >= 4;
         const unsigned block = 16 * (warp % 4);
-        const SwizzledTile* const tiles = tiles_of(queries);
-        float squares[32], own[2][4];
-        multiply_rows(squares, tiles, tiles);
-        find_own_block(own, squares);
+        wait_for_product(squares);
         float* const to = (queries ? shared.factors.query_norm : shared.factors.key_norm) + block + g;
         const float scale = queries ? query_scale : 1.f;
         bool is_large = false;
 #pragma unroll
         for (unsigned i = 0; i < 2; ++i) {  // in lanes t = g / 2
-            const float square = g % 2 == 0 ? own[i][2 * i] : own[i][2 * i + 1];
+            const float square =
+                in_own_block([&](unsigned first) { return g % 2 == 0 ? squares[first + 6 * i] : squares[first + 6 * i + 1]; });
             const bool exists = block + g + 8 * i < tokens;
             const float norm = call.qk_norm && exists ? scale * inverse_root(square + kNormEpsilon) : scale;
             if (t == g / 2) to[8 * i] = norm;
@@ -58,7 +62,8 @@ struct KdaScores : KdaWarp {
     __device__ __forceinline__ void multiply_own_keys() const {
         float sums[32], own[2][4];
         multiply_rows(sums, shared.operands.key, shared.operands.other_key);
-        find_own_block(own, sums);
+#pragma unroll
+        for (unsigned i = 0; i < 8; ++i) own[i / 4][i % 4] = in_own_block([&](unsigned first) { return sums[first + i]; });
         clear_above_diagonal(own);
         store(false, 16 * warp, 16 * warp, own);
     }
@@ -217,14 +222,13 @@ struct KdaScores : KdaWarp {
     __device__ __forceinline__ static const Four& four_of(const float (&sums)[32], unsigned n) {
         return *reinterpret_cast<const Four*>(&sums[4 * n]);
     }
-    // This warp's block on the diagonal of 64 x 64 products.
-    __device__ __forceinline__ void find_own_block(float (&own)[2][4], const float (&sums)[32]) const {
-        const unsigned block = warp % 4;
-#pragma unroll
-        for (unsigned i = 0; i < 8; ++i) {
-            const float low = block % 2 == 0 ? sums[i] : sums[8 + i], high = block % 2 == 0 ? sums[16 + i] : sums[24 + i];
-            own[i / 4][i % 4] = block < 2 ? low : high;
-        }
+    // Of 64 x 64 products, an element of this warp's block on the diagonal. at(first): that of the block whose elements are
+    // `first` and up.
+    template <class At>
+    __device__ __forceinline__ float in_own_block(At&& at) const {
+        const bool odd = warp % 2 != 0;
+        const float low = odd ? at(8) : at(0), high = odd ? at(24) : at(16);
+        return warp % 4 < 2 ? low : high;
     }
     // sums += a (one step's rows) x right rows.
     __device__ __forceinline__ static void multiply_step(float (&sums)[2][4], const unsigned (&a)[4], unsigned right) {
