@@ -313,14 +313,25 @@ struct KdaElements {
             const float2 bias{gates.dt_bias[0].to_float(call.dt_bias.type), gates.dt_bias[1].to_float(call.dt_bias.type)};
             if (kForm == ChannelGate::softplus && decay_of.rate_log <= ChannelDecay<kForm>::kLargestPlainRateLog)
                 make(bias, [&](float x) { return exp2_fast(decay_of.rate * channel_softplus(x)); });
-            else if (kForm == ChannelGate::bounded)
-                make(bias, [&, rate = at_least(decay_of.rate * kLog2E, -3.40282347e38f)](float x) {
-                    return exp2_fast(decay_of.bound * reciprocal_fast(1.f + exp2_fast(rate * x)));
-                });
+            else if constexpr (kForm == ChannelGate::bounded)
+                make_bounded_decays(gates, bias, decay_of.bound, at_least(decay_of.rate * kLog2E, -3.40282347e38f));
             else
                 make(bias, decay_of);
         } else {
             make({}, decay_of);
+        }
+    }
+    // ChannelDecay's, but special functions bound them, so four elements share a reciprocal. Below 2^31 the four sums have a
+    // finite product, and above it a decay is 1.
+    __device__ __forceinline__ void make_bounded_decays(const Gates& gates, float2 bias, float bound, float rate) {
+#pragma unroll
+        for (int i = 0; i < kTokens; i += 2) {
+            const float2 low = gates.at(i), high = gates.at(i + 1);
+            const auto sum = [&](float x) { return 1.f + exp2_fast(at_most(rate * x, 31.f)); };
+            const float a = sum(low.x + bias.x), b = sum(low.y + bias.y), c = sum(high.x + bias.x), d = sum(high.y + bias.y);
+            const float ab = a * b, cd = c * d, each = bound * reciprocal_fast(ab * cd), by_ab = each * cd, by_cd = each * ab;
+            decay[i] = {exp2_fast(by_ab * b), exp2_fast(by_ab * a)};
+            decay[i + 1] = {exp2_fast(by_cd * d), exp2_fast(by_cd * c)};
         }
     }
     // `row`: a multiple of 8.
