@@ -219,8 +219,8 @@ struct KdaPreparer {
         inverse.invert_diagonal(shared.triangle);
         NamedBarrier::sync(kConfig.threads(), threads.other_barrier());
         float largest = 0.f;
-        inverse.for_each_block_below(shared.triangle, shared.beta, [&](const TriangleInverse::Transposed& x, int below) {
-            const int block = inverse.warp + below;
+        const auto store = [&](const TriangleInverse::Transposed& x, int column_of_blocks, int below) {
+            const int block = column_of_blocks + below;
             unsigned parts[2][4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {  // columns g + 8 (i % 2), rows 8 (i / 2) + 2 t and + 1
@@ -233,10 +233,22 @@ struct KdaPreparer {
                 parts[1][i] = pack_residual<kIo>(low * norms.x, high * norms.y, parts[0][i]);
             }
 #pragma unroll
-            for (int part = 0; part < 2; ++part)
-                stmatrix_x4_trans(inverse.matrix_row(shared.matrices.inverse[part]) + block * kMnMajorStep, parts[part][0],
+            for (int part = 0; part < 2; ++part) {
+                const unsigned own = inverse.matrix_row(shared.matrices.inverse[part]);
+                stmatrix_x4_trans((own ^ (column_of_blocks ^ inverse.warp) << 5) + block * kMnMajorStep, parts[part][0],
                                   parts[part][1], parts[part][2], parts[part][3]);
+            }
+        };
+        inverse.for_each_block_below<false>(shared.triangle, shared.beta, [&](const TriangleInverse::Transposed& x, int below) {
+            store(x, inverse.warp, below);
         });
+        if (inverse.warp >= 2)  // those of the long columns too
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int column = i == 0 ? inverse.warp : 3 - inverse.warp;
+                inverse.visit_diagonal(shared.triangle, column, shared.beta,
+                                       [&](const TriangleInverse::Transposed& x, int) { store(x, column, 0); });
+            }
         const bool cancels = __any_sync(0xffffffffu, largest > kCancelThreshold);
         if (inverse.lane == 0) shared.cancels[inverse.warp] = cancels;
     }
