@@ -405,8 +405,9 @@ struct KdaPreparer {
                              (medium ? kFoundMedium : 0) | (large ? kFoundLarge : 0);
         if (elements.lane == 0) shared.findings[kKdaTiles * elements.quarter + elements.tile] = static_cast<unsigned char>(own);
         threads.sync();
-        // fp16's are all very fast
-        const unsigned found = findings() | (kNever ? kFoundVeryFast | kFoundFast | kFoundMedium : 0);
+        // fp16's are all very fast: what is not for them is left out, but for half of a block, where that would spill.
+        constexpr bool kPrunes = kNever && !Threads::Thread::kTakesMany;
+        const unsigned found = findings() | (kPrunes ? kFoundVeryFast | kFoundFast | kFoundMedium : 0);
         if (found & kFoundVeryFast) {
             make_scores().store_products_of_tokens();
             threads.sync();
