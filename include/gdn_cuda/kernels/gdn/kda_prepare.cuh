@@ -10,7 +10,7 @@
 // The backward is given T and P themselves.
 //
 // Where one border serves all scores, four warps form and invert the blocks of A on the diagonal while the others form those
-// below it, and T while the others form P.
+// below it, and T while the others form P. These scores, norms, Z and P' are wgmmas; other scores warp MMAs.
 //
 // A score's decay is the product of two, up to and from a border between tokens. Where each has a reciprocal that may scale an
 // operand (no channel decays by more than e^60 on either side of the border), one border serves all pairs of tokens around it;
@@ -25,9 +25,9 @@
 //
 // fp16 has no range for reciprocals: always the last.
 //
-// Bound: latency. On an H200 an SM takes 5.3 us for a chunk of a head with slow decays, 6.4 to 7.8 with fast ones, where 8192
-// chunks are prepared (benchmarks/kda_launches.py, c14b6183, in the form that was kept); before the last
-// changes it issued in 45 and 50 % of its cycles (ncu, 977e4bb8): 18,000 and 24,000 warp instructions a chunk.
+// Bound: latency. On an H200 an SM took 5.3 us for a chunk of a head with slow decays, 6.4 to 7.8 with fast ones, where 8192
+// chunks were prepared (benchmarks/kda_launches.py, c14b6183), and issued in 45 % of its cycles; not timed since it has wgmmas
+// (docs/kernels/kda_prefill.md).
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
@@ -388,9 +388,9 @@ struct KdaPreparer {
         threads.store_next(next);
         float squares[32];
         make_scores().start_norms(squares);
-        bool is_large = store_beta(beta, chunk);
         elements.make_decays(gates, args.call);
-        is_large |= make_scores().store_norms(squares, args.call, kTrains ? 1.f : args.call.scale, chunk.tokens);
+        bool is_large = make_scores().store_norms(squares, args.call, kTrains ? 1.f : args.call.scale, chunk.tokens);
+        is_large |= store_beta(beta, chunk);
         elements.load(args.call, chunk);
         const float2 total = elements.total();
         *reinterpret_cast<float2*>(&shared.totals[elements.quarter][elements.channel()]) = total;
@@ -458,9 +458,9 @@ __global__ void __launch_bounds__(kConfig.threads(), 2) kda_prepare(const __grid
         if (record < args.per_head && find_kda_training_chunk(args.call, record, head, chunk))
             preparer.run(chunk, static_cast<KdaTrainingRecord*>(args.to.prepared)[at]);
     } else {
-        if (head + record == 0 && threadIdx.x < 2) args.taken[threadIdx.x] = 0;
         if (record < args.per_head && find_kda_chunk(args.call, record, head, chunk, span_of))
             preparer.run(chunk, args.records[at], args.flags[at]);
+        if (head + record == 0 && threadIdx.x < 2) args.taken[threadIdx.x] = 0;
     }
 }
 
