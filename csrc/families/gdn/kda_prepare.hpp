@@ -22,7 +22,7 @@ inline constexpr std::array kKdaPrepareConfigurations = [] {
 struct KdaPrepare {
     GDN_KERNEL(KdaPrepare, gdn, kda_prepare, KdaPrepareConfig, KdaPrepareArgs,
                "Kimi Delta Attention: what each chunk does to any state", .min_capability = 90, .max_capability = 90,
-               .uses_cutlass = true);
+               .uses_cutlass = true, .few_registers = true);
 
     static constexpr int kMostAlongY = 1 << 15;  // records
 

@@ -79,26 +79,41 @@ struct TriangleInverse : Lane {
                 mma_m16n8k8_tf32(d[n], a[step], __float_as_uint(pair.x), __float_as_uint(pair.y));
             }
     }
-    // Computes this warp's column of blocks downwards: T_wj = T_ww sum over j <= m < w of -A_wm T_mj, transposed, so that each
-    // result is the next left operand. Calls visit(block of T diag(beta), blocks below the diagonal).
+    // Calls visit(block of T diag(beta), 0) for a block on the diagonal, any warp's.
     template <class Visit>
+    __device__ __forceinline__ void visit_diagonal(TriangleBlock* blocks, int column, const float (&betas)[kChunk],
+                                                   Visit&& visit) const {
+        Transposed x;
+        load_diagonal(x, blocks, column);
+        visit_scaled<0>(x, betas_of(betas, column), visit);
+    }
+    // Computes this warp's column of blocks downwards: T_wj = T_ww sum over j <= m < w of -A_wm T_mj, transposed, so that each
+    // result is the next left operand. Calls visit(block of T diag(beta), blocks below the diagonal). kDiagonal: for the block
+    // on the diagonal too.
+    template <bool kDiagonal = true, class Visit>
     __device__ __forceinline__ void for_each_block_below(TriangleBlock* blocks, const float (&betas)[kChunk],
                                                          Visit&& visit) const {
         Transposed x;
-        const float* diagonal = row_of_blocks(blocks, warp)[warp].values;
+        load_diagonal(x, blocks, warp);
+        Operand column[3];
+        const float2 beta = betas_of(betas, warp);
+        if constexpr (kDiagonal) visit_scaled<0>(x, beta, visit);
+        multiply_down<1>(blocks, column, x, beta, visit);
+    }
+    __device__ __forceinline__ void load_diagonal(Transposed& x, TriangleBlock* blocks, int block) const {
+        const float* diagonal = row_of_blocks(blocks, block)[block].values;
         const float* const halves[2] = {diagonal + TriangleBlock::at(2 * t, g), diagonal + TriangleBlock::at(2 * t, g + 8)};
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) x[n][i] = halves[i / 2][n * TriangleBlock::kEightRows + i % 2 * 16];
-        Operand column[3];
-        const float beta[2] = {betas[16 * warp + g], betas[16 * warp + g + 8]};
-        visit_scaled<0>(x, beta, visit);
-        multiply_down<1>(blocks, column, x, beta, visit);
+    }
+    __device__ __forceinline__ float2 betas_of(const float (&betas)[kChunk], int column) const {
+        return {betas[16 * column + g], betas[16 * column + g + 8]};
     }
     template <int kBelow, class Visit>
-    __device__ __forceinline__ void multiply_down(TriangleBlock* blocks, Operand (&column)[3], Transposed& x,
-                                                  const float (&beta)[2], Visit& visit) const {
+    __device__ __forceinline__ void multiply_down(TriangleBlock* blocks, Operand (&column)[3], Transposed& x, float2 beta,
+                                                  Visit& visit) const {
         if (warp + kBelow > 3) return;
         make_operand(column[kBelow - 1], x);
         const TriangleBlock* row = row_of_blocks(blocks, warp + kBelow) + warp;
@@ -115,12 +130,12 @@ struct TriangleInverse : Lane {
         if constexpr (kBelow < 3) multiply_down<kBelow + 1>(blocks, column, next, beta, visit);
     }
     template <int kBelow, class Visit>
-    __device__ __forceinline__ static void visit_scaled(const Transposed& x, const float (&beta)[2], Visit& visit) {
+    __device__ __forceinline__ static void visit_scaled(const Transposed& x, float2 beta, Visit& visit) {
         Transposed scaled;
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) scaled[n][i] = x[n][i] * beta[i / 2];
+            for (int i = 0; i < 4; ++i) scaled[n][i] = x[n][i] * (i < 2 ? beta.x : beta.y);
         visit(scaled, kBelow);
     }
 };

@@ -10,24 +10,24 @@
 // The backward is given T and P themselves.
 //
 // Where one border serves all scores, four warps form and invert the blocks of A on the diagonal while the others form those
-// below it, and T while the others form P.
+// below it, and T while the others form P. These scores, norms, Z and P' are wgmmas; other scores warp MMAs.
 //
 // A score's decay is the product of two, up to and from a border between tokens. Where each has a reciprocal that may scale an
 // operand (no channel decays by more than e^60 on either side of the border), one border serves all pairs of tokens around it;
 // otherwise only pairs across it, whose two products are at most 1, cannot overflow, and are 0 where they underflow. So by the
 // decays of a chunk, its scores take
 //
-//     slow       one border, in the middle of the chunk; its operands are K_in, Q_in and the keys of Z as well (kKdaScaled).
-//                Not for the backward, whose records are not scaled
+//     slow       one border, in the middle of the chunk; its operands are K_in, Q_in and the keys of Z as well (kKdaScaled),
+//                but not for the backward, whose records are not scaled
 //     medium     pairs across the middle; a border in each half
 //     fast       pairs across borders of halves of 32 and 16 tokens; a border in each quarter
 //     very fast  pairs across borders of halves of 32, 16, 8, 4, 2 and 1 tokens
 //
 // fp16 has no range for reciprocals: always the last.
 //
-// Bound: latency. On an H200 an SM takes 5.3 us for a chunk of a head with slow decays, 6.4 to 7.8 with fast ones, where 8192
-// chunks are prepared (benchmarks/kda_launches.py, c14b6183, in the form that was kept); before the last
-// changes it issued in 45 and 50 % of its cycles (ncu, 977e4bb8): 18,000 and 24,000 warp instructions a chunk.
+// Bound: latency. On an H200 an SM took 5.3 us for a chunk of a head with slow decays, 6.4 to 7.8 with fast ones, where 8192
+// chunks were prepared (benchmarks/kda_launches.py, c14b6183), and issued in 45 % of its cycles; not timed since it has wgmmas
+// (docs/kernels/kda_prefill.md).
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
@@ -88,6 +88,8 @@ struct KdaPreparer {
     __device__ __forceinline__ Scores make_scores() const { return Scores(shared, threads.thread()); }
 
     __device__ __forceinline__ void start_beta_load(RawGates& raw, const KdaChunk& chunk) const {
+        if constexpr (Threads::Thread::kTakesMany) raw = {};
+        if (thread_index() >= kChunk) return;
         const int token = min(static_cast<int>(thread_index()), chunk.tokens - 1);
         raw.load_beta(args.call, scalar_offset(args.call.beta, chunk.sequence, chunk.first + token, chunk.head));
     }
@@ -142,11 +144,18 @@ struct KdaPreparer {
         scores.multiply_halves_of_32();
         scores.multiply_halves_of_16();
     }
-    // Operands of all scores, where decays are slow. They are the record's too.
+    // Operands of all scores, where decays are slow. Where the record is scaled, they are its too.
     __device__ __forceinline__ void store_scaled_operands(Elements& elements) const {
         const bool follows = elements.quarter >= 2;
         elements.refresh();
         elements.store_around_border(shared.operands, follows, follows ? elements.before(2) : elements.after(2));
+    }
+    __device__ __forceinline__ void form_all_scores(Elements& elements) const {
+        store_scaled_operands(elements);
+        cutlass::arch::fence_view_async_shared();
+        threads.sync();
+        make_scores().multiply_all();
+        threads.sync();
     }
     // By two: between halves of the chunk, then within them.
     __device__ __forceinline__ void form_scores_of_halves(Elements& elements) const {
@@ -210,8 +219,8 @@ struct KdaPreparer {
         inverse.invert_diagonal(shared.triangle);
         NamedBarrier::sync(kConfig.threads(), threads.other_barrier());
         float largest = 0.f;
-        inverse.for_each_block_below(shared.triangle, shared.beta, [&](const TriangleInverse::Transposed& x, int below) {
-            const int block = inverse.warp + below;
+        const auto store = [&](const TriangleInverse::Transposed& x, int column_of_blocks, int below) {
+            const int block = column_of_blocks + below;
             unsigned parts[2][4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {  // columns g + 8 (i % 2), rows 8 (i / 2) + 2 t and + 1
@@ -224,19 +233,32 @@ struct KdaPreparer {
                 parts[1][i] = pack_residual<kIo>(low * norms.x, high * norms.y, parts[0][i]);
             }
 #pragma unroll
-            for (int part = 0; part < 2; ++part)
-                stmatrix_x4_trans(inverse.matrix_row(shared.matrices.inverse[part]) + block * kMnMajorStep, parts[part][0],
+            for (int part = 0; part < 2; ++part) {
+                const unsigned own = inverse.matrix_row(shared.matrices.inverse[part]);
+                stmatrix_x4_trans((own ^ (column_of_blocks ^ inverse.warp) << 5) + block * kMnMajorStep, parts[part][0],
                                   parts[part][1], parts[part][2], parts[part][3]);
+            }
+        };
+        inverse.for_each_block_below<false>(shared.triangle, shared.beta, [&](const TriangleInverse::Transposed& x, int below) {
+            store(x, inverse.warp, below);
         });
+        if (inverse.warp >= 2)  // those of the long columns too
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int column = i == 0 ? inverse.warp : 3 - inverse.warp;
+                inverse.visit_diagonal(shared.triangle, column, shared.beta,
+                                       [&](const TriangleInverse::Transposed& x, int) { store(x, column, 0); });
+            }
         const bool cancels = __any_sync(0xffffffffu, largest > kCancelThreshold);
         if (inverse.lane == 0) shared.cancels[inverse.warp] = cancels;
     }
 
     __device__ __forceinline__ void form_other_scores(bool scaled) const {
-        const Scores scores(shared, threads.thread());
-        if (scaled) scores.multiply_other_keys();
-        NamedBarrier::arrive(kConfig.threads(), threads.other_barrier());
-        if (scaled) scores.multiply_queries();
+        const auto meet = [&]() { NamedBarrier::arrive(kConfig.threads(), threads.other_barrier()); };
+        if (scaled)
+            make_scores().multiply_others(meet);
+        else
+            meet();
     }
 
     // The rare chunks in which entries of T cancel: what rounding has left of the keys of Z, in place of the queries, which
@@ -253,21 +275,26 @@ struct KdaPreparer {
         typename Elements::Gates gates;
         elements.load_gates(gates, args.call, chunk);
         barrier(shared.tiles_full).wait(1);
-        elements.load(gates, args.call, chunk);
+        elements.make_decays(gates, args.call);
+        elements.load(args.call, chunk);
         SwizzledTile* const to = shared.operands.query;
         if (scaled && elements.quarter >= 2)
             elements.template store_divided<true>(to, elements.before(2));
         else
             elements.template store_backwards<true>(to, elements.after(scaled ? 2 : KdaPrepareConfig::kQuarters));
+        cutlass::arch::fence_view_async_shared();
         threads.sync();
     }
 
+    // One thread loads keys and queries; of the last warp, as the first ones load betas.
+    __device__ __forceinline__ bool loads() const { return thread_index() == kConfig.threads() - 32; }
     // One thread copies everything; of the warps that do not invert.
     __device__ __forceinline__ bool copies() const { return thread_index() == kWarpgroup; }
 
-    __device__ __forceinline__ static bool is_scaled(unsigned found) {
-        return !kTrains && !(found & (kFoundVeryFast | kFoundFast | kFoundMedium));
+    __device__ __forceinline__ static bool is_slow(unsigned found) {
+        return !(found & (kFoundVeryFast | kFoundFast | kFoundMedium));
     }
+    __device__ __forceinline__ static bool is_scaled(unsigned found) { return !kTrains && is_slow(found); }
     __device__ __forceinline__ void form_inverse(const Elements& elements, bool scaled) const {
         if (elements.quarter < KdaPrepareConfig::kQuarters / 2)  // warp-uniform for the compiler, unlike threadIdx.x
             invert(scaled);
@@ -288,6 +315,7 @@ struct KdaPreparer {
             cute::tma_store_arrive();
         }
         form_inverse(elements, scaled);
+        cutlass::arch::fence_view_async_shared();
         if (copies()) cute::tma_store_wait<1>();  // Z replaces K_in
         threads.sync();
         const bool cancels = shared.cancels[0] | shared.cancels[1] | shared.cancels[2] | shared.cancels[3];
@@ -343,7 +371,7 @@ struct KdaPreparer {
     // record: a KdaRecord and its flags, or a KdaTrainingRecord.
     template <class... Record>
     __device__ __forceinline__ void run(const KdaChunk& chunk, Record&... record) const {
-        if (thread_index() == 0) {
+        if (loads()) {
             shared.chunk = chunk;
             threads.start_barrier(barrier(shared.tiles_full));
             start_tile_loads(chunk, true);
@@ -354,13 +382,16 @@ struct KdaPreparer {
         elements.load_gates(gates, args.call, chunk);
         start_beta_load(beta, chunk);
         const unsigned next = threads.take_next();
-        if constexpr (kTrains) make_scores().clear_blocks_above_diagonal();
+        make_scores().clear_blocks_above_diagonal();
         threads.sync();  // the barrier is there
         barrier(shared.tiles_full).wait(0);
         threads.store_next(next);
-        bool is_large = make_scores().store_norms(args.call, kTrains ? 1.f : args.call.scale, chunk.tokens);
+        float squares[32];
+        make_scores().start_norms(squares);
+        elements.make_decays(gates, args.call);
+        bool is_large = make_scores().store_norms(squares, args.call, kTrains ? 1.f : args.call.scale, chunk.tokens);
         is_large |= store_beta(beta, chunk);
-        elements.load(gates, args.call, chunk);
+        elements.load(args.call, chunk);
         const float2 total = elements.total();
         *reinterpret_cast<float2*>(&shared.totals[elements.quarter][elements.channel()]) = total;
         elements.refresh();
@@ -374,7 +405,9 @@ struct KdaPreparer {
                              (medium ? kFoundMedium : 0) | (large ? kFoundLarge : 0);
         if (elements.lane == 0) shared.findings[kKdaTiles * elements.quarter + elements.tile] = static_cast<unsigned char>(own);
         threads.sync();
-        const unsigned found = findings();
+        // fp16's are all very fast: what is not for them is left out, but for half of a block, where that would spill.
+        constexpr bool kPrunes = kNever && !Threads::Thread::kTakesMany;
+        const unsigned found = findings() | (kPrunes ? kFoundVeryFast | kFoundFast | kFoundMedium : 0);
         if (found & kFoundVeryFast) {
             make_scores().store_products_of_tokens();
             threads.sync();
@@ -391,7 +424,9 @@ struct KdaPreparer {
         if (scaled) {
             store_scaled_operands(elements);
         } else {
-            if (!(found & (kFoundVeryFast | kFoundFast))) {
+            if (kTrains && is_slow(found)) {
+                form_all_scores(elements);
+            } else if (!(found & (kFoundVeryFast | kFoundFast))) {
                 form_scores_of_halves(elements);
             } else {
                 form_large_scores(elements);
@@ -423,9 +458,9 @@ __global__ void __launch_bounds__(kConfig.threads(), 2) kda_prepare(const __grid
         if (record < args.per_head && find_kda_training_chunk(args.call, record, head, chunk))
             preparer.run(chunk, static_cast<KdaTrainingRecord*>(args.to.prepared)[at]);
     } else {
-        if (head + record == 0 && threadIdx.x < 2) args.taken[threadIdx.x] = 0;
         if (record < args.per_head && find_kda_chunk(args.call, record, head, chunk, span_of))
             preparer.run(chunk, args.records[at], args.flags[at]);
+        if (head + record == 0 && threadIdx.x < 2) args.taken[threadIdx.x] = 0;
     }
 }
 

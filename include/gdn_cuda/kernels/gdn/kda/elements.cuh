@@ -75,11 +75,13 @@ struct KdaElements {
 #pragma unroll
         for (int i = 0; i < 2; ++i) gates.dt_bias[i].load(call.dt_bias, chunk.head * call.channels.bias_head + column + i);
     }
-    // Decays, and keys and queries, which are in their tiles by then. Tokens past the end, and channels past dk, have zeros and
-    // a decay of 1.
-    __device__ __forceinline__ void load(const Gates& gates, const GdnCall& call, const KdaChunk& chunk) {
-        const int tokens = tokens_of(call, chunk);
+    __device__ __forceinline__ void make_decays(const Gates& gates, const GdnCall& call) {
         with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() { this->template make_decays<kForm>(call, gates); });
+    }
+    // Keys and queries, which are in their tiles by then. Tokens past the end, and channels past dk, have zeros and a decay of
+    // 1.
+    __device__ __forceinline__ void load(const GdnCall& call, const KdaChunk& chunk) {
+        const int tokens = tokens_of(call, chunk);
         const unsigned keys = rows_at(shared.operands.key, kTokens * quarter),
                        queries = rows_at(shared.operands.query, kTokens * quarter);
 #pragma unroll
@@ -174,11 +176,7 @@ struct KdaElements {
     template <bool kResidual = false>
     __device__ __forceinline__ void store_divided(SwizzledTile* keys, float2 factor) const {
         const unsigned rows = rows_at(keys, kTokens * quarter);
-#pragma unroll
-        for (int i = 0; i < kTokens; ++i) {
-            factor = times(factor, decay[i]);
-            store<kResidual>(rows, i, key[i], {reciprocal_fast(factor.x), reciprocal_fast(factor.y)});
-        }
+        for_each_after<0>(factor, [&](int i, float2, float2 reciprocal) { store<kResidual>(rows, i, key[i], reciprocal); });
     }
     // Both at once for levels 16 and 32: the products of the latter have one factor more.
     __device__ __forceinline__ void store_forwards_twice(KdaPreparePlan::Operands& to, float2 more) const {
@@ -210,50 +208,19 @@ struct KdaElements {
     }
     // Left operands have the decay from the middle token on, right ones its reciprocal.
     __device__ __forceinline__ void store_around_middle(KdaPreparePlan::Operands& to) const {
-        const int first = kTokens * quarter;
-        const unsigned left = rows_at(to.key, first), right = rows_at(to.other_key, first), queries = rows_at(to.query, first);
-        float2 factor{1.f, 1.f};
-        const auto store_token = [&](int i, float2 on_left, float2 on_right) {
-            store(left, i, key[i], on_left);
-            store(queries, i, query[i], on_left);
-            store(right, i, key[i], on_right);
-        };
-        store_token(kMiddle, factor, factor);
-#pragma unroll
-        for (int i = kMiddle + 1; i < kTokens; ++i) {
-            factor = times(factor, decay[i]);
-            store_token(i, factor, {reciprocal_fast(factor.x), reciprocal_fast(factor.y)});
-        }
-        factor = {1.f, 1.f};
-#pragma unroll
-        for (int i = kMiddle - 1; i >= 0; --i) {
-            factor = times(factor, decay[i + 1]);
-            store_token(i, {reciprocal_fast(factor.x), reciprocal_fast(factor.y)}, factor);
-        }
+        const auto store_token = store_of_scores(to);
+        for_each_until<kMiddle + 1>({1.f, 1.f},
+                                    [&](int i, float2 factor, float2 reciprocal) { store_token(i, reciprocal, factor); });
+        for_each_after<kMiddle + 1>({1.f, 1.f}, store_token);
     }
     // The same about a border between quarters, which this one follows or comes before. `factor`: the product of the decays
     // between the border and this quarter.
     __device__ __forceinline__ void store_around_border(KdaPreparePlan::Operands& to, bool follows, float2 factor) const {
-        const int first = kTokens * quarter;
-        const unsigned left = rows_at(to.key, first), right = rows_at(to.other_key, first), queries = rows_at(to.query, first);
-        const auto store_token = [&](int i, float2 on_left, float2 on_right) {
-            store(left, i, key[i], on_left);
-            store(queries, i, query[i], on_left);
-            store(right, i, key[i], on_right);
-        };
-        if (follows) {
-#pragma unroll
-            for (int i = 0; i < kTokens; ++i) {
-                factor = times(factor, decay[i]);
-                store_token(i, factor, {reciprocal_fast(factor.x), reciprocal_fast(factor.y)});
-            }
-        } else {
-#pragma unroll
-            for (int i = kTokens - 1; i >= 0; --i) {
-                store_token(i, {reciprocal_fast(factor.x), reciprocal_fast(factor.y)}, factor);
-                factor = times(factor, decay[i]);
-            }
-        }
+        const auto store_token = store_of_scores(to);
+        if (follows)
+            for_each_after<0>(factor, store_token);
+        else
+            for_each_until<kTokens>(factor, [&](int i, float2 up_to, float2 reciprocal) { store_token(i, reciprocal, up_to); });
     }
     // Halves of kHalf tokens: keys and queries of the upper ones from the border on, keys of the lower ones up to it. Queries
     // are packed, eight of a quarter.
@@ -279,10 +246,58 @@ struct KdaElements {
 
   private:
     static constexpr int kMiddle = 7;
+    static constexpr int kDivided = 4;         // tokens that share a reciprocal
     static constexpr float kLeast = 8.7e-27f;  // e^-60
 
     __device__ __forceinline__ int tokens_of(const GdnCall& call, const KdaChunk& chunk) const {
         return channel() < call.dk ? chunk.tokens - kTokens * quarter : 0;
+    }
+    // Stores a token's left operands, which have on_left, and its right one.
+    __device__ __forceinline__ auto store_of_scores(KdaPreparePlan::Operands& to) const {
+        const int first = kTokens * quarter;
+        const unsigned left = rows_at(to.key, first), right = rows_at(to.other_key, first), queries = rows_at(to.query, first);
+        return [this, left, right, queries](int i, float2 on_left, float2 on_right) {
+            store(left, i, key[i], on_left);
+            store(queries, i, query[i], on_left);
+            store(right, i, key[i], on_right);
+        };
+    }
+    // Calls visit(token, product, its reciprocal) for tokens from kFirst on; the product: of `factor` and the decays of tokens
+    // kFirst to this one.
+    template <int kFirst, class Visit>
+    __device__ __forceinline__ void for_each_after(float2 factor, Visit&& visit) const {
+#pragma unroll
+        for (int first = kFirst; first < kTokens; first += kDivided) {
+            float2 products[kDivided], reciprocals[kDivided];
+#pragma unroll
+            for (int i = 0; i < kDivided; ++i) products[i] = factor = times(factor, decay[first + i]);
+            divide(reciprocals, factor, [&](int i) { return decay[first + i]; });
+#pragma unroll
+            for (int i = 0; i < kDivided; ++i) visit(first + i, products[i], reciprocals[i]);
+        }
+    }
+    // The same for tokens before kLast, from the last to the first; the product: of `factor` and the decays of tokens between
+    // this one and kLast.
+    template <int kLast, class Visit>
+    __device__ __forceinline__ void for_each_until(float2 factor, Visit&& visit) const {
+#pragma unroll
+        for (int last = kLast - 1; last >= 0; last -= kDivided) {
+            float2 products[kDivided], reciprocals[kDivided];
+            products[0] = factor;
+#pragma unroll
+            for (int i = 1; i < kDivided; ++i) products[i] = times(products[i - 1], decay[last + 1 - i]);
+            divide(reciprocals, products[kDivided - 1], [&](int i) { return decay[last + 1 - i]; });
+#pragma unroll
+            for (int i = 0; i < kDivided; ++i) visit(last - i, products[i], reciprocals[i]);
+            factor = times(products[kDivided - 1], decay[last + 1 - kDivided]);
+        }
+    }
+    // One special function for kDivided products, each decay_of(i) times the one before.
+    template <class DecayOf>
+    __device__ __forceinline__ static void divide(float2 (&reciprocals)[kDivided], float2 last, DecayOf&& decay_of) {
+        reciprocals[kDivided - 1] = {reciprocal_fast(last.x), reciprocal_fast(last.y)};
+#pragma unroll
+        for (int i = kDivided - 1; i > 0; --i) reciprocals[i - 1] = times(reciprocals[i], decay_of(i));
     }
     template <ChannelGate kForm>
     __device__ __forceinline__ void make_decays(const GdnCall& call, const Gates& gates) {
@@ -298,10 +313,25 @@ struct KdaElements {
             const float2 bias{gates.dt_bias[0].to_float(call.dt_bias.type), gates.dt_bias[1].to_float(call.dt_bias.type)};
             if (kForm == ChannelGate::softplus && decay_of.rate_log <= ChannelDecay<kForm>::kLargestPlainRateLog)
                 make(bias, [&](float x) { return exp2_fast(decay_of.rate * channel_softplus(x)); });
+            else if constexpr (kForm == ChannelGate::bounded)
+                make_bounded_decays(gates, bias, decay_of.bound, at_least(decay_of.rate * kLog2E, -3.40282347e38f));
             else
                 make(bias, decay_of);
         } else {
             make({}, decay_of);
+        }
+    }
+    // ChannelDecay's, but special functions bound them, so four elements share a reciprocal. Below 2^31 the four sums have a
+    // finite product, and above it a decay is 1.
+    __device__ __forceinline__ void make_bounded_decays(const Gates& gates, float2 bias, float bound, float rate) {
+#pragma unroll
+        for (int i = 0; i < kTokens; i += 2) {
+            const float2 low = gates.at(i), high = gates.at(i + 1);
+            const auto sum = [&](float x) { return 1.f + exp2_fast(at_most(rate * x, 31.f)); };
+            const float a = sum(low.x + bias.x), b = sum(low.y + bias.y), c = sum(high.x + bias.x), d = sum(high.y + bias.y);
+            const float ab = a * b, cd = c * d, each = bound * reciprocal_fast(ab * cd), by_ab = each * cd, by_cd = each * ab;
+            decay[i] = {exp2_fast(by_ab * b), exp2_fast(by_ab * a)};
+            decay[i + 1] = {exp2_fast(by_cd * d), exp2_fast(by_cd * c)};
         }
     }
     // `row`: a multiple of 8.

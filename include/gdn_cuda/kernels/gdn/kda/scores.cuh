@@ -1,11 +1,12 @@
-// Scores of a chunk by warp MMAs of operands that gdn/kda_prepare has written: k k^T for A, in fp32 blocks of -A, and q k^T
-// for P, rounded and its residual. Decays are in the operands (kda/elements.cuh).
+// Scores of a chunk by warp MMAs and wgmmas of operands that gdn/kda_prepare has written: k k^T for A, in fp32 blocks of -A,
+// and q k^T for P, rounded and its residual. Decays are in the operands (kda/elements.cuh).
 #pragma once
 
 #include <gdn_cuda/kernels/common/inverse_root.cuh>
 #include <gdn_cuda/kernels/common/tf32.cuh>
 #include <gdn_cuda/kernels/gdn/kda/preparing_block.cuh>
 #include <gdn_cuda/kernels/gdn/kda/warp.cuh>
+#include <gdn_cuda/kernels/hopper/tile_products.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -19,24 +20,30 @@ struct KdaScores : KdaWarp {
         find_lane(thread.index());
     }
 
-    // From the tiles as loaded: inverse norms of keys and queries, or 1; 16 tokens a warp. Tokens past the end have none.
-    // Returns whether a key is so large that products may overflow.
-    __device__ __forceinline__ bool store_norms(const GdnCall& call, float query_scale, unsigned tokens) const {
+    // From the tiles as loaded: squares of keys or queries, by each warpgroup's wgmmas.
+    __device__ __forceinline__ void start_norms(float (&squares)[32]) const {
+        const SwizzledTile* const tiles = tiles_of(warp >= 4);
+        start_row_products<kIo, kKdaHeadK>(squares, tiles, tiles);
+    }
+    // Inverse norms of keys and queries, or 1; 16 tokens a warp. Tokens past the end have none. Returns whether a key is so
+    // large that products may overflow.
+    __device__ __forceinline__ bool store_norms(float (&squares)[32], const GdnCall& call, float query_scale,
+                                                unsigned tokens) const {
         constexpr float kLargestSquare = kKdaLargest * kKdaLargest;
         const bool queries = warp >= 4;
         const unsigned block = 16 * (warp % 4);
-        const SwizzledTile* const tiles = queries ? shared.operands.query : shared.operands.key;
-        float squares[2];
-        multiply_with_own(squares, tiles, tiles, block);
+        wait_for_product(squares);
         float* const to = (queries ? shared.factors.query_norm : shared.factors.key_norm) + block + g;
         const float scale = queries ? query_scale : 1.f;
         bool is_large = false;
 #pragma unroll
-        for (unsigned i = 0; i < 2; ++i) {
+        for (unsigned i = 0; i < 2; ++i) {  // in lanes t = g / 2
+            const float square =
+                in_own_block([&](unsigned first) { return g % 2 == 0 ? squares[first + 6 * i] : squares[first + 6 * i + 1]; });
             const bool exists = block + g + 8 * i < tokens;
-            const float norm = call.qk_norm && exists ? scale * inverse_root(squares[i] + kNormEpsilon) : scale;
+            const float norm = call.qk_norm && exists ? scale * inverse_root(square + kNormEpsilon) : scale;
             if (t == g / 2) to[8 * i] = norm;
-            is_large |= t == g / 2 && exists && !queries && !(squares[i] < kLargestSquare);
+            is_large |= t == g / 2 && exists && !queries && !(square < kLargestSquare);
         }
         return is_large;
     }
@@ -53,55 +60,36 @@ struct KdaScores : KdaWarp {
     // Around one border, keys against keys: a block of 16 x 16 on the diagonal for each of the first four warps, which then
     // inverts it.
     __device__ __forceinline__ void multiply_own_keys() const {
-        const unsigned block = 16 * warp;
-        float sums[2][4] = {};
-        multiply(sums, shared.operands.key, block, shared.operands.other_key, block);
-        clear_above_diagonal(sums);
-        store(false, block, block, sums);
+        float sums[32], own[2][4];
+        multiply_rows(sums, shared.operands.key, shared.operands.other_key);
+#pragma unroll
+        for (unsigned i = 0; i < 8; ++i) own[i / 4][i % 4] = in_own_block([&](unsigned first) { return sums[first + i]; });
+        clear_above_diagonal(own);
+        store(false, 16 * warp, 16 * warp, own);
     }
-    // The six blocks below the diagonal, by the other four: (3, 0) and (3, 1), (2, 0) and (2, 1), (1, 0), (3, 2).
-    __device__ __forceinline__ void multiply_other_keys() const {
-        const unsigned part = warp % 4, row = part == 3 ? 3 : 3 - part, first = part == 3 ? 2 : 0;
-        const auto& operands = shared.operands;
-        const OperandRow left(operands.key, 16 * row + left_row(), left_vector()),
-            right(operands.other_key, 16 * first + right_row(), right_vector());
-        float sums[2][2][4] = {};
+    // By the other four: the blocks below the diagonal, and after `meet` queries against keys.
+    template <class Meet>
+    __device__ __forceinline__ void multiply_others(Meet&& meet) const {
+        const unsigned row = warp % 4;
+        float keys[32], queries[32];
+        start_row_products<kIo, kKdaHeadK>(keys, shared.operands.key, shared.operands.other_key);
+        start_row_products<kIo, kKdaHeadK>(queries, shared.operands.query, shared.operands.other_key);
+        wait_for_product<1>(keys);
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-            unsigned a[4];
-            ldmatrix_x4(a, left.at(step));
-            multiply_step(sums[0], a, right.at(step));
-            if (part < 2) multiply_step(sums[1], a, right.at(step) + kMnMajorStep);
-        }
-        store(false, 16 * row, 16 * first, sums[0]);
-        if (part < 2) store(false, 16 * row, 16, sums[1]);
+        for (unsigned n = 0; n < 6; ++n)
+            if (n / 2 < row) store_block(16 * row, 8 * n, four_of(keys, n));
+        meet();
+        wait_for_product(queries);
+        store_row<true>(queries);
     }
-    // Queries against keys, by the same four: ten blocks. Each has two of a row, and two of them a third.
-    __device__ __forceinline__ void multiply_queries() const {
-        const unsigned part = warp % 4, row = part == 0 ? 3 : 4 - part, first = part == 1 ? 2 : 0, third = part == 2 ? 2 : 0;
-        const bool has_third = part >= 2;
-        const auto& operands = shared.operands;
-        const OperandRow left(operands.query, 16 * row + left_row(), left_vector()),
-            right(operands.other_key, right_row(), right_vector());
-        float sums[3][2][4] = {};
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-            unsigned a[4];
-            ldmatrix_x4(a, left.at(step));
-#pragma unroll
-            for (unsigned i = 0; i < 2; ++i) multiply_step(sums[i], a, right.at(step) + (first + i) * kMnMajorStep);
-            if (!has_third) continue;
-            ldmatrix_x4(a, left.at(step) - (row - third) * kMnMajorStep);
-            multiply_step(sums[2], a, right.at(step) + third * kMnMajorStep);
-        }
-#pragma unroll
-        for (unsigned i = 0; i < 2; ++i) {
-            if (first + i == row) clear_above_diagonal(sums[i]);
-            store(true, 16 * row, 16 * (first + i), sums[i]);
-        }
-        if (!has_third) return;
-        clear_above_diagonal(sums[2]);
-        store(true, 16 * third, 16 * third, sums[2]);
+    // Around one border, all of them: keys against keys by four warps, queries against keys by the others.
+    __device__ __forceinline__ void multiply_all() const {
+        float sums[32];
+        multiply_rows(sums, tiles_of(warp >= 4), shared.operands.other_key);
+        if (warp < 4)
+            store_row<false>(sums);
+        else
+            store_row<true>(sums);
     }
     // Scores within the chunk's halves: a row of blocks a warp.
     __device__ __forceinline__ void multiply_blocks_of_halves() const {
@@ -168,7 +156,7 @@ struct KdaScores : KdaWarp {
 #pragma unroll
         for (unsigned i = 0; i < 4; ++i) {
             const unsigned column = 2 * t + i % 2;
-            if (g / half == column / half) store_one(i >= 2, quarter + upper(g, half), quarter + lower(column, half), sums[i]);
+            if ((g ^ column) < half) store_one(i >= 2, quarter + upper(g, half), quarter + lower(column, half), sums[i]);
         }
     }
     // Scores of the blocks on the diagonal, of which some elements are not formed.
@@ -176,12 +164,12 @@ struct KdaScores : KdaWarp {
         const unsigned row = threadIdx.x / 2 % kChunk, vector = row / 16 * 2 + threadIdx.x % 2;
         store_shared(row_vector(tile_row(shared.matrices.scores[warp / 4].bytes, row), vector), uint4{});
     }
-    // In both parts of T and P: no product writes what is above the blocks on the diagonal.
+    // In both parts of T and P: nothing else writes what is above the blocks on the diagonal.
     __device__ __forceinline__ void clear_blocks_above_diagonal() const {
         constexpr unsigned kVectors = kChunk / 8;
-        const unsigned row = threadIdx.x % kChunk;
+        const unsigned thread = 32 * warp + lane, row = thread % kChunk;
         SwizzledTile* const tiles = shared.matrices.inverse;
-        const unsigned at = tile_row(tiles[threadIdx.x / kChunk].bytes, static_cast<int>(row));
+        const unsigned at = tile_row(tiles[thread / kChunk].bytes, static_cast<int>(row));
 #pragma unroll
         for (unsigned vector = 2; vector < kVectors; ++vector)
             if (vector / 2 > row / 16) store_shared(row_vector(at, static_cast<int>(vector)), uint4{});
@@ -198,9 +186,9 @@ struct KdaScores : KdaWarp {
     }
 
   private:
-    // The r-th token of a quarter in the upper or lower halves.
+    // The r-th token of a quarter in the upper or lower halves, of a power of two tokens.
     __device__ __forceinline__ static unsigned upper(unsigned r, unsigned half) { return lower(r, half) + half; }
-    __device__ __forceinline__ static unsigned lower(unsigned r, unsigned half) { return 2 * r - r % half; }
+    __device__ __forceinline__ static unsigned lower(unsigned r, unsigned half) { return 2 * r - (r & half - 1); }
 
     __device__ __forceinline__ float* block_of(unsigned row, unsigned column) const {
         return shared.triangle[row / 16 * (row / 16 + 1) / 2 + column / 16].values;
@@ -217,6 +205,30 @@ struct KdaScores : KdaWarp {
         multiply(sums, x, block, y, block);
 #pragma unroll
         for (int i = 0; i < 2; ++i) products[i] = g % 2 == 0 ? sums[i][2 * i] : sums[i][2 * i + 1];
+    }
+    // Keys or queries. By one address: a register for each would spill.
+    __device__ __forceinline__ const SwizzledTile* tiles_of(bool queries) const {
+        const SwizzledTile* const keys = shared.operands.key;
+        return keys + (queries ? 2 * kKdaTiles : 0);
+    }
+    // sums = left right^T, by a warpgroup's wgmmas.
+    __device__ __forceinline__ static void multiply_rows(float (&sums)[32], const SwizzledTile* left,
+                                                         const SwizzledTile* right) {
+        start_row_products<kIo, kKdaHeadK>(sums, left, right);
+        wait_for_product(sums);
+    }
+    // Columns 8 n and up of 64 x 64 products.
+    using Four = float[4];
+    __device__ __forceinline__ static const Four& four_of(const float (&sums)[32], unsigned n) {
+        return *reinterpret_cast<const Four*>(&sums[4 * n]);
+    }
+    // Of 64 x 64 products, an element of this warp's block on the diagonal. at(first): that of the block whose elements are
+    // `first` and up.
+    template <class At>
+    __device__ __forceinline__ float in_own_block(At&& at) const {
+        const bool odd = warp % 2 != 0;
+        const float low = odd ? at(8) : at(0), high = odd ? at(24) : at(16);
+        return warp % 4 < 2 ? low : high;
     }
     // sums += a (one step's rows) x right rows.
     __device__ __forceinline__ static void multiply_step(float (&sums)[2][4], const unsigned (&a)[4], unsigned right) {
@@ -264,6 +276,20 @@ struct KdaScores : KdaWarp {
                 if (8 * n + 2 * t + i % 2 > g + 8 * (i / 2)) sums[n][i] = 0.f;
     }
 
+    // This warp's 16 rows of 64 x 64 products, up to the diagonal.
+    template <bool kQueries>
+    __device__ __forceinline__ void store_row(const float (&sums)[32]) const {
+        const unsigned row = warp % 4;
+#pragma unroll
+        for (unsigned column = 0; column < 4; ++column) {
+            if (column > row) break;
+            float block[2][4];
+#pragma unroll
+            for (unsigned i = 0; i < 8; ++i) block[i / 4][i % 4] = sums[8 * column + i];
+            if (column == row) clear_above_diagonal(block);
+            store(kQueries, 16 * row, 16 * column, block);
+        }
+    }
     // At multiples of 16 rows, and of 16 or 8 columns.
     __device__ __forceinline__ void store(bool queries, unsigned row, unsigned column, const float (&sums)[2][4]) const {
 #pragma unroll
