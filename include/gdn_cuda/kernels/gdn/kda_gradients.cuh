@@ -28,9 +28,10 @@
 // KB twice.
 #pragma once
 
+#include <gdn_cuda/kernels/gdn/kda_backward/results.cuh>
+#include <gdn_cuda/kernels/gdn/kda_gradients/eighth.cuh>
 #include <gdn_cuda/kernels/gdn/kda_gradients/loads.cuh>
 #include <gdn_cuda/kernels/gdn/kda_gradients/pairs.cuh>
-#include <gdn_cuda/kernels/gdn/kda_gradients/quarter.cuh>
 #include <gdn_cuda/kernels/gdn/kda_gradients/value_products.cuh>
 
 namespace gdn_cuda::gdn {
@@ -48,32 +49,33 @@ struct KdaGradientsBlock {
     __device__ __forceinline__ static int own_thread() { return opaque(static_cast<int>(threadIdx.x)); }
 
     __device__ __forceinline__ void run() const {
-        KdaQuarter<kIo> quarter(shared, args);
-        quarter.find_decays();
+        KdaEighth<kIo> eighth(shared, args);
+        eighth.find_decays();
         KdaValueProducts<kIo> products(shared, args);
         products.run();
         if (threadIdx.x == 0 && shared.factors.cancels != 0) [[unlikely]]
             start_kda_row_loads(shared, all, kda_gradients_place(shared.place, args.call));
         __syncwarp();
-        quarter.find_place();
-        if (quarter.quarter == 0) shared.state_product[quarter.own] = products.state_product(quarter.own);
+        eighth.find_place();
+        if (const int thread = own_thread(); thread < KdaGradientsPlan::kChannels)
+            shared.state_product[thread] = products.state_product(thread);
         __syncthreads();
-        quarter.load_rows();
-        quarter.split();
+        eighth.load_rows();
+        eighth.split();
         __syncthreads();
-        KdaQuarterPairs<kIo> pairs(shared, quarter.is_slow);
-        pairs.add(false);
+        KdaEighthPairs<kIo> pairs(shared);
+        pairs.add();
         if (__shfl_sync(0xffffffffu, shared.factors.cancels, 0) != 0) [[unlikely]] {  // warp-uniform for the compiler
             __syncthreads();
-            quarter.store_key_residuals();
+            eighth.store_key_residuals();
             __syncthreads();
-            pairs.add(true);
+            pairs.add_residuals();
         }
-        const KdaGates gates = quarter.gates();
+        const KdaGatePairs gates = eighth.gates();
         if (KdaGradientsConfig::blocks(args.call.dk) > 1) cute::cluster_arrive_relaxed();
         __syncthreads();
-        keep_gates(quarter, gates);
-        quarter.finish();
+        keep_gates(eighth, gates);
+        eighth.finish();
         if (kda_gradients_place(shared.place, args.call).part == 0) store_beta_gradients();
         __syncthreads();
         store_rows(args.query_gradient, shared.rows.query);
@@ -98,11 +100,11 @@ struct KdaGradientsBlock {
         for (int column = 0; column < args.call.dv; column += 8) *reinterpret_cast<uint4*>(to + column) = {};
     }
     // In shared memory, as slopes need them once more.
-    __device__ __forceinline__ static void keep_gates(const KdaQuarter<kIo>& quarter, const KdaGates& gates) {
-        float each[kKdaTokens];
+    __device__ __forceinline__ static void keep_gates(const KdaEighth<kIo>& eighth, const KdaGatePairs& gates) {
+        float each[2 * KdaGradientsConfig::kTokens];
         gates.convert(each);
 #pragma unroll
-        for (int i = 0; i < kKdaTokens; ++i) quarter.gate(i) = each[i];
+        for (int i = 0; i < KdaGradientsConfig::kTokens; ++i) eighth.gate(i) = {each[2 * i], each[2 * i + 1]};
     }
     __device__ __forceinline__ Io* rows_at(const Rows& rows) const {
         const KdaPlace& place = shared.place;
@@ -122,7 +124,7 @@ struct KdaGradientsBlock {
                     load_shared(row_vector(tile_row(from.bytes, token), vector));
         }
     }
-    // What quarters have left in place of their first gates.
+    // What eighths have left in place of their first gates.
     __device__ __forceinline__ void store_sums() const {
         const KdaGradientsPlace place = kda_gradients_place(shared.place, args.call);
         const int which = own_thread() / KdaGradientsPlan::kChannels, own = own_thread() % KdaGradientsPlan::kChannels,
@@ -130,7 +132,8 @@ struct KdaGradientsBlock {
         if (args.sums == nullptr || args.gate_gradient.data == nullptr || which >= 2 || channel >= args.call.dk) return;
         float sum = 0.f;
 #pragma unroll
-        for (int i = 0; i < KdaGradientsPlan::kQuarters; ++i) sum += shared.products.kept.gates[kKdaTokens * i + which][own];
+        for (int i = 0; i < KdaGradientsPlan::kEighths; ++i)
+            sum += shared.products.gates[KdaGradientsConfig::kTokens * i + which][own];
         args.sums[which * args.sums_which + place.chunk * args.sums_row + i64{head()} * args.call.dk + channel] = sum;
     }
 };

@@ -122,7 +122,8 @@ template <int kHalf>
 struct KdaGroup {
     float forwards[kHalf], backwards[kHalf];
 
-    __device__ __forceinline__ KdaGroup(const float (&decay)[kKdaTokens], int first) {
+    template <int kTokens>
+    __device__ __forceinline__ KdaGroup(const float (&decay)[kTokens], int first) {
         float product = 1.f;
 #pragma unroll
         for (int i = 0; i < kHalf; ++i) forwards[i] = product *= decay[first + kHalf + i];
