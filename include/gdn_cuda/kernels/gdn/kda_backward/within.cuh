@@ -13,7 +13,7 @@ struct KdaPairSums {
     float query[kTokens], key[kTokens], decay[kTokens];
 
     // Pairs of tokens in different halves of the group of 2 * kHalf tokens at `first`.
-    template <int kHalf, bool kAdds = true>
+    template <int kHalf, bool kAdds = true, bool kAddsDecays = kAdds>
     __device__ __forceinline__ void add_halves(const auto& x, const auto& gradients, int first) {
         const KdaGroup<kHalf> group(x.decay, first);
         float lower[kHalf], to_lower[kHalf] = {}, crossing[kHalf];
@@ -38,13 +38,13 @@ struct KdaPairSums {
 #pragma unroll
         for (int i = kHalf - 1; i >= 0; --i) {
             if (i + 1 < kHalf) crossing[i] += crossing[i + 1];
-            decay[first + kHalf + i] = sum<kAdds>(crossing[i], decay[first + kHalf + i]);
+            decay[first + kHalf + i] = sum<kAddsDecays>(crossing[i], decay[first + kHalf + i]);
         }
         float before = 0.f;
 #pragma unroll
         for (int j = 0; j < kHalf; ++j) {
             key[first + j] = sum<kAdds>(group.backwards[j] * to_lower[j], key[first + j]);
-            if (j > 0 || !kAdds) decay[first + j] = sum<kAdds>(before, decay[first + j]);
+            if (j > 0 || !kAddsDecays) decay[first + j] = sum<kAddsDecays>(before, decay[first + j]);
             before = j > 0 ? fmaf(lower[j], to_lower[j], before) : lower[j] * to_lower[j];
         }
     }

@@ -139,7 +139,10 @@ struct KdaEighth {
         find_place();
         refresh_rows();
         Pairs query, key;  // gradients
-        add_all(query, key);
+        find_outer(query, key);
+        forget_memory();
+        add_inner<0>(query, key);
+        add_inner<1>(query, key);
         find_place();
         store_gate_gradients();
         find_place();
@@ -185,45 +188,25 @@ struct KdaEighth {
             return i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
         }
     };
-    // One of the thread's channels.
-    struct Channel {
-        float query[kTokens], key[kTokens], decay[kTokens];
-    };
-
-    // Pairs within the eighth, in fp32; and what is from outside, for gates in place of a product.
-    __device__ __forceinline__ void add_all(Pairs& query, Pairs& key) const {
+    // What is from outside the eighth. Gradients of decays come in place of a product, where registers are short.
+    __device__ __forceinline__ void find_outer(Pairs& query, Pairs& key) const {
         const Factors key_norms(&shared.factors.key_norm[first()]), query_norms(&shared.factors.query_norm[first()]);
-        const KdaEighthGradients& pairs = shared.blocks[eighth];
-        KdaPairSums<kTokens> sums[2];
-#pragma unroll
-        for (int which = 0; which < 2; ++which) {
-            Channel channel;
-#pragma unroll
-            for (int i = 0; i < kTokens; ++i) {
-                const float2 q = scaled(query_norms[i], opaque(queries[i])), k = scaled(key_norms[i], opaque(keys[i]));
-                channel.query[i] = which == 0 ? q.x : q.y;
-                channel.key[i] = which == 0 ? k.x : k.y;
-                channel.decay[i] = x.decay[2 * i + which];
-            }
-            add_pairs(sums[which], channel, pairs);
-        }
         Pairs gate, terms;
         float2 factor{1.f, 1.f};
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             factor = times(factor, decay(i));
-            const float2 to_query = times(factor, product(0, i)), to_key = times(factor, product(1, i)),
-                         q = scaled(query_norms[i], opaque(queries[i])), k = scaled(key_norms[i], opaque(keys[i]));
-            query[i] = {sums[0].query[i] + to_query.x, sums[1].query[i] + to_query.y};
-            key[i] = {sums[0].key[i] + to_key.x, sums[1].key[i] + to_key.y};
-            terms[i] = {fmaf(q.x, to_query.x, k.x * to_key.x), fmaf(q.y, to_query.y, k.y * to_key.y)};
+            const float2 q = scaled(query_norms[i], opaque(queries[i])), k = scaled(key_norms[i], opaque(keys[i]));
+            query[i] = times(factor, product(0, i));
+            key[i] = times(factor, product(1, i));
+            terms[i] = {fmaf(q.x, query[i].x, k.x * key[i].x), fmaf(q.y, query[i].y, k.y * key[i].y)};
         }
         float2 later = after();
         factor = {1.f, 1.f};
 #pragma unroll
         for (int i = kTokens - 1; i >= 0; --i) {
             add(later, terms[i]);
-            gate[i] = {sums[0].decay[i] + later.x, sums[1].decay[i] + later.y};
+            gate[i] = later;
             const float2 to_key = times(factor, product(2, i));
             add(key[i], to_key);
             terms[i] = times(scaled(key_norms[i], opaque(keys[i])), to_key);
@@ -236,18 +219,36 @@ struct KdaEighth {
             add(earlier, terms[i]);
         }
     }
-    __device__ __forceinline__ static void add_pairs(KdaPairSums<kTokens>& sums, const Channel& channel,
-                                                     const KdaEighthGradients& pairs) {
+    // Pairs within the eighth, in fp32, of one of the channels; those of decays in place of another product.
+    template <int kWhich>
+    __device__ __forceinline__ void add_inner(Pairs& query, Pairs& key) const {
         constexpr int kHalf = kTokens / 2;
-        sums.template add_halves<kHalf, false>(channel, pairs, 0);
+        const auto of = [](auto& pair) -> auto& { return kWhich == 0 ? pair.x : pair.y; };
+        const Factors key_norms(&shared.factors.key_norm[first()]), query_norms(&shared.factors.query_norm[first()]);
+        const KdaEighthGradients& pairs = shared.blocks[eighth];
+        struct {
+            float query[kTokens], key[kTokens], decay[kTokens];
+        } channel;
+        KdaPairSums<kTokens> sums;
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
+            float2 q = scaled(query_norms[i], opaque(queries[i])), k = scaled(key_norms[i], opaque(keys[i]));
+            channel.query[i] = of(q);
+            channel.key[i] = of(k);
+            channel.decay[i] = x.decay[2 * i + kWhich];
             const float own = pairs.at[i][i].query;
-            sums.query[i] = i < kHalf ? own * channel.key[i] : fmaf(own, channel.key[i], sums.query[i]);
-            sums.key[i] = fmaf(own, channel.query[i], sums.key[i]);
+            sums.query[i] = fmaf(own, channel.key[i], of(query[i]));
+            sums.key[i] = fmaf(own, channel.query[i], of(key[i]));
         }
+        sums.template add_halves<kHalf, true, false>(channel, pairs, 0);
         sums.template add_group<kHalf / 2>(channel, pairs, 0);
         sums.template add_group<kHalf / 2>(channel, pairs, kHalf);
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            of(query[i]) = sums.query[i];
+            of(key[i]) = sums.key[i];
+            of(product(1, i)) = sums.decay[i];
+        }
     }
 
     // Terms of the eighth's gates that other eighths' tokens have.
@@ -278,17 +279,25 @@ struct KdaEighth {
         const i64 first = own.sequence * args.scalars_sequence + own.first * args.scalars_token + head();
         const KdaGatePairSums sums = store_kda_gate_pairs(
             call(), KdaChannel::rate_log_of(call(), head()), own.tokens, args.gate_gradient, first * call().dk + x.channel,
-            args.scalars_token * call().dk, [&](int i) { return product(0, i); }, [&](int i) { return gate(i); });
+            args.scalars_token * call().dk, 
+            [&](int first, int i) {
+                const auto at = [&](int which) {
+                    return *reinterpret_cast<const float2*>(reinterpret_cast<const char*>(&product(which, i)) +
+                                                            first * KdaChannelProducts::kRow);
+                };
+                const float2 outer = at(0), inner = at(1);
+                return float2{outer.x + inner.x, outer.y + inner.y};
+            },
+            [&](int first, int i) { return gate(first + i); });
         gate(0) = sums.A_log;
         gate(1) = sums.dt_bias;
     }
     // x / |x| has the gradient (dx - x (x.dx)) / |x|, x and dx those of the normalised row.
     __device__ __forceinline__ void pass_norms(Pairs& query, Pairs& key) const {
-        const Factors key_norms(&shared.factors.key_norm[first()]), query_norms(&shared.factors.query_norm[first()]);
         float products[2 * kTokens];
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
-            const float2 q = scaled(query_norms[i], opaque(queries[i])), k = scaled(key_norms[i], opaque(keys[i]));
+            const float2 q = unpack<kIo>(opaque(queries[i])), k = unpack<kIo>(opaque(keys[i]));
             products[i] = fmaf(q.x, query[i].x, q.y * query[i].y);
             products[kTokens + i] = fmaf(k.x, key[i].x, k.y * key[i].y);
         }
@@ -296,12 +305,17 @@ struct KdaEighth {
         sum += __shfl_xor_sync(0xffffffffu, sum, 2 * kTokens);
         const int lane = own / 2;
         auto& dots = shared.dots[eighth];
-        if (lane < 2 * kTokens) dots[lane] = sum + other_dot(lane, sum);
+        if (lane < 2 * kTokens) {  // x, the element times the norm, twice
+            const auto& norms = lane < kTokens ? shared.factors.query_norm : shared.factors.key_norm;
+            const float norm = norms[first() + lane % kTokens];
+            dots[lane] = norm * norm * (sum + other_dot(lane, sum));
+        }
         __syncwarp();
+        const Factors key_norms(&shared.factors.key_norm[first()]), query_norms(&shared.factors.query_norm[first()]);
         const Factors query_dots(dots), key_dots(dots + kTokens);
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
-            const float2 q = scaled(query_norms[i], opaque(queries[i])), k = scaled(key_norms[i], opaque(keys[i]));
+            const float2 q = unpack<kIo>(opaque(queries[i])), k = unpack<kIo>(opaque(keys[i]));
             query[i] = {query_norms[i] * (query[i].x - q.x * query_dots[i]), query_norms[i] * (query[i].y - q.y * query_dots[i])};
             key[i] = {key_norms[i] * (key[i].x - k.x * key_dots[i]), key_norms[i] * (key[i].y - k.y * key_dots[i])};
         }

@@ -78,13 +78,13 @@ struct KdaGatePairs {
 struct KdaGatePairSums {
     float2 A_log, dt_bias;
 };
-// Stores those of the gates, at `first` and every `step` elements; decay(token): of the decays' logarithms, gate(token): the
-// gates with their bias.
+// Stores those of the gates, at `first` and every `step` elements; decay(first, i): of the decays' logarithms, of token
+// first + i, where `first` is a multiple of 4; gate(first, i): the gates with their bias.
 template <class Decay, class Gate>
 __device__ __forceinline__ KdaGatePairSums store_kda_gate_pairs(const GdnCall& call, float rate_log, int tokens,
                                                                 const Tagged& gradients, i64 first, i64 step, Decay&& decay,
                                                                 Gate&& gate) {
-    constexpr int kTokens = KdaGradientsConfig::kTokens, kAtOnce = 2;
+    constexpr int kTokens = KdaGradientsConfig::kTokens, kAtOnce = 4;
     KdaGatePairSums sums{};
     with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() {
         const KdaGateSlopes<kForm> gate_gradient(rate_log, call.channels.lower_bound);
@@ -95,8 +95,8 @@ __device__ __forceinline__ KdaGatePairSums store_kda_gate_pairs(const GdnCall& c
                 bool is_plain = true;
 #pragma unroll
                 for (int i = 0; i < kAtOnce; ++i) {
-                    z[i] = gate(first + i);
-                    found[i] = first + i < tokens ? decay(first + i) : float2{};
+                    z[i] = gate(first, i);
+                    found[i] = first + i < tokens ? decay(first, i) : float2{};
                     is_plain &= gate_gradient.is_plain(z[i].x) && gate_gradient.is_plain(z[i].y);
                 }
                 const auto pass = [&]<bool kPlain>() {

@@ -18,11 +18,12 @@ struct KdaEighthPairs : Lane {
     static constexpr int kTiles = 4, kQuarters = KdaGradientsPlan::kQuarters,  // tiles of 8 channels
         kEighths = KdaGradientsPlan::kEighths, kTokens = KdaGradientsConfig::kTokens;
     using Sums = float[kTiles][4];  // of a tile: two channels of an earlier token, and of one of the second eighth
-    using Right = unsigned[kTiles];
+    using Right = unsigned[kTiles / 2][4];  // an eighth's tokens twice, as left operands have them
 
     KdaGradientsPlan& shared;
+    unsigned words, floats;  // bytes from tiles, and from products, to the lane's first pair of channels of its first token
 
-    __device__ __forceinline__ explicit KdaEighthPairs(KdaGradientsPlan& shared) : shared(shared) { find_lane(); }
+    __device__ __forceinline__ explicit KdaEighthPairs(KdaGradientsPlan& shared) : shared(shared) { find_place(); }
 
     __device__ __forceinline__ void add() {
         add_rows<false>();
@@ -32,26 +33,33 @@ struct KdaEighthPairs : Lane {
     __device__ __forceinline__ void add_residuals() { add_rows<true>(); }
 
   private:
+    __device__ __forceinline__ void find_place() {
+        find_lane();
+        const unsigned row = 2 * kTokens * quarter() + g;
+        words = opaque(row * 128 + (((part() * 4) ^ g) << 4) + 4 * t);
+        floats = opaque(KdaChannelProducts::at(row, channel(0)));
+    }
     __device__ __forceinline__ int quarter() const { return 2 * group + warp / 2; }
     __device__ __forceinline__ int part() const { return warp % 2; }
     __device__ __forceinline__ int channel(int tile) const { return 32 * part() + 8 * tile + 2 * t; }
-    // The quarter's first token of one of its eighths.
-    __device__ __forceinline__ int first(int half) const { return 2 * kTokens * quarter() + kTokens * half; }
-    // Pairs of channels of the lane's token in an eighth.
+    // Pairs of channels of the lane's token in one of the quarter's eighths.
     __device__ __forceinline__ float2 own_pair(const SwizzledTile& rows, int half, int tile) const {
-        return unpack<kIo>(load_shared_word(row_vector(tile_row(rows.bytes, first(half) + g), part() * 4 + tile) + 4 * t));
+        return unpack<kIo>(load_shared_word(shared_address(rows.bytes) + (words ^ tile << 4) + half * kTokens * 128));
     }
     __device__ __forceinline__ float2& product(int which, int half, int tile) const {
-        return *reinterpret_cast<float2*>(shared.products.states[which].bytes +
-                                          KdaChannelProducts::at(first(half) + g, channel(tile)));
+        return *reinterpret_cast<float2*>(shared.products.states[which].bytes + (floats ^ tile << 5) +
+                                          half * kTokens * KdaChannelProducts::kRow);
     }
     __device__ __forceinline__ void load(Right& right, const SwizzledTile& rows, int eighth) const {
-        ldmatrix_x4_trans(right, row_vector(tile_row(rows.bytes, kTokens * eighth + lane % 8), part() * 4 + lane / 8));
+        const unsigned at = row_vector(tile_row(rows.bytes, kTokens * eighth + lane % 8), part() * 4 + lane / 16);
+        ldmatrix_x4_trans(right[0], at);
+        ldmatrix_x4_trans(right[1], at ^ 2 << 4);
     }
     // sums += left right. Left operands have an eighth's tokens twice: of x rounded, and of its residual.
     __device__ __forceinline__ void multiply(Sums& sums, const unsigned (&left)[4], const Right& right) const {
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) mma_m16n8k16<kIo>(sums[tile], left, right[tile], right[tile]);
+        for (int tile = 0; tile < kTiles; ++tile)
+            mma_m16n8k16<kIo>(sums[tile], left, right[tile / 2][tile % 2 * 2], right[tile / 2][tile % 2 * 2 + 1]);
     }
     // The quarter's rows against an earlier eighth.
     __device__ __forceinline__ void multiply_rows(Sums& sums, const KdaTokenPairs (&x)[2], int other,
@@ -93,10 +101,12 @@ struct KdaEighthPairs : Lane {
         const int own = 2 * quarter();
 #pragma unroll 1
         for (int other = 0; other < own; ++other) {
-            if (!kResidual && own == 6 && other == 4)
-                store_sums(
+            if (!kResidual && own == 6 && other == 4) {
+                const KdaEighthPairs anew(shared);  // addresses would be computed ahead of the loop, by all warps
+                anew.store_sums(
                     shared.carried.over_third,
-                    [&](int half, int tile) { return row_term(query, key, half, tile); }, 6, 4, 5);
+                    [&](int half, int tile) { return anew.row_term(query, key, half, tile); }, 6, 4, 5);
+            }
             pass<0>(other, query, key);
             pass<1>(other, query, key);
             Right right;
@@ -113,7 +123,7 @@ struct KdaEighthPairs : Lane {
         ldmatrix_x4(left, own_pairs());
         multiply(query, {0, left[0], 0, left[1]}, right);
         multiply(key, {0, left[2], 0, left[3]}, right);
-        find_lane();  // anew: addresses would be computed early, and registers spill
+        find_place();  // anew: addresses would be computed early, and registers spill
         store<kResidual>(0, query);
         store<kResidual>(1, key);
     }
@@ -129,9 +139,12 @@ struct KdaEighthPairs : Lane {
         const int own = 2 * quarter();
 #pragma unroll 1
         for (int other = kEighths - 1; other > own + 1; --other) {
-            if (own == 0 && other == 3)
-                store_sums(
-                    shared.carried.over_second, [&](int half, int tile) { return column_term(key, 1 - half, tile); }, 1, 2, 3);
+            if (own == 0 && other == 3) {
+                const KdaEighthPairs anew(shared);
+                anew.store_sums(
+                    shared.carried.over_second,
+                    [&](int half, int tile) { return anew.column_term(key, 1 - half, tile); }, 1, 2, 3);
+            }
             pass<0>(other, key);
             pass<1>(other, key);
             Right right;
@@ -149,7 +162,7 @@ struct KdaEighthPairs : Lane {
         multiply(key, {left[0], 0, left[1], 0}, right);
         load(right, shared.rows.key, own + 1);
         multiply(key, {left[2], 0, left[3], 0}, right);
-        find_lane();
+        find_place();
         store<false>(2, key);
     }
     __device__ __forceinline__ float2 column_term(const Sums& key, int half, int tile) const {
