@@ -45,9 +45,22 @@ struct KdaGradientsBlock {
     const KdaGradientsCall& args;
     const KdaGradientsArgs& all;
 
-    __device__ __forceinline__ int head() const { return static_cast<int>(blockIdx.y); }
+    __device__ __forceinline__ static int head() { return static_cast<int>(blockIdx.y); }
     __device__ __forceinline__ static int own_thread() { return opaque(static_cast<int>(threadIdx.x)); }
 
+    // By one thread.
+    __device__ __forceinline__ void find_offsets() const {
+        const KdaPlace place = shared.place;
+        const int channel = kda_gradients_place(place, args.call).channel();
+        const Scalars& gates = args.call.gate;
+        const i64 token = place.sequence * args.scalars_sequence + place.first * args.scalars_token + head();
+        shared.offsets = {
+            .gates = (scalar_offset(gates, place.sequence, place.first, head()) + channel * args.call.channels.channel) *
+                     bytes_of(gates.values.type),
+            .gate_gradient = (token * args.call.dk + channel) * bytes_of(args.gate_gradient.type),
+            .query_gradient = (offset_in(args.query_gradient, place) + channel) * static_cast<i64>(sizeof(Io)),
+            .key_gradient = (offset_in(args.key_gradient, place) + channel) * static_cast<i64>(sizeof(Io))};
+    }
     __device__ __forceinline__ void run() const {
         KdaEighth<kIo> eighth(shared, args);
         eighth.find_decays();
@@ -63,23 +76,23 @@ struct KdaGradientsBlock {
         eighth.load_rows();
         eighth.split();
         __syncthreads();
-        KdaEighthPairs<kIo> pairs(shared);
-        pairs.add();
+        KdaEighthPairs<kIo>(shared).add();
+        eighth.find_place();
         if (__shfl_sync(0xffffffffu, shared.factors.cancels, 0) != 0) [[unlikely]] {  // warp-uniform for the compiler
             __syncthreads();
             eighth.store_key_residuals();
             __syncthreads();
-            pairs.add_residuals();
+            KdaEighthPairs<kIo>(shared).add_residuals();
         }
         const KdaGatePairs gates = eighth.gates();
         if (KdaGradientsConfig::blocks(args.call.dk) > 1) cute::cluster_arrive_relaxed();
         __syncthreads();
-        keep_gates(eighth, gates);
+        eighth.keep_gates(gates);
         eighth.finish();
         if (kda_gradients_place(shared.place, args.call).part == 0) store_beta_gradients();
         __syncthreads();
-        store_rows(args.query_gradient, shared.rows.query);
-        store_rows(args.key_gradient, shared.rows.key);
+        store_rows(args.query_gradient, shared.offsets.query_gradient, shared.rows.query);
+        store_rows(args.key_gradient, shared.offsets.key_gradient, shared.rows.key);
         store_sums();
     }
 
@@ -96,31 +109,23 @@ struct KdaGradientsBlock {
                         beta_gradient(args.call, place, token, head(), shared.own[token] / beta));
         if (beta != least_beta(kIo)) [[likely]]
             return;
-        Io* const to = rows_at(args.value_gradient) + token * args.value_gradient.token;
+        Io* const to = static_cast<Io*>(args.value_gradient.data) + offset_in(args.value_gradient, place) + token * args.value_gradient.token;
         for (int column = 0; column < args.call.dv; column += 8) *reinterpret_cast<uint4*>(to + column) = {};
     }
-    // In shared memory, as slopes need them once more.
-    __device__ __forceinline__ static void keep_gates(const KdaEighth<kIo>& eighth, const KdaGatePairs& gates) {
-        float each[2 * KdaGradientsConfig::kTokens];
-        gates.convert(each);
-#pragma unroll
-        for (int i = 0; i < KdaGradientsConfig::kTokens; ++i) eighth.gate(i) = {each[2 * i], each[2 * i + 1]};
+    __device__ __forceinline__ static i64 offset_in(const Rows& rows, const KdaPlace& place) {
+        return place.sequence * rows.batch + place.first * rows.token + head() * rows.head;
     }
-    __device__ __forceinline__ Io* rows_at(const Rows& rows) const {
-        const KdaPlace& place = shared.place;
-        return static_cast<Io*>(rows.data) + place.sequence * rows.batch + place.first * rows.token + head() * rows.head;
-    }
-    __device__ __forceinline__ void store_rows(const Rows& rows, const SwizzledTile& from) const {
+    __device__ __forceinline__ void store_rows(const Rows& rows, i64 offset, const SwizzledTile& from) const {
         constexpr int kVectors = KdaGradientsPlan::kChannels / 8, kStep = kThreads / kVectors;
         const unsigned thread = own_thread(), vector = thread % kVectors;
         const int channel = kda_gradients_place(shared.place, args.call).channel() + 8 * static_cast<int>(vector);
         if (channel >= args.call.dk) return;
-        Io* const to = rows_at(rows) + channel;
+        char* const to = static_cast<char*>(rows.data) + offset + vector * 16;
 #pragma unroll
         for (int i = 0; i < kChunk; i += kStep) {
             const int token = i + static_cast<int>(thread / kVectors);
             if (token < shared.place.tokens)
-                *reinterpret_cast<uint4*>(to + token * rows.token) =
+                *reinterpret_cast<uint4*>(to + token * rows.token * static_cast<i64>(sizeof(Io))) =
                     load_shared(row_vector(tile_row(from.bytes, token), vector));
         }
     }
@@ -158,6 +163,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 2) kda_gradients(const __gr
             barrier(full).arrive_and_expect_tx(sizeof shared.other_dots[0]);
         }
         cutlass::arch::fence_barrier_init();
+        KdaGradientsBlock<kConfig.io>{shared, args.call, args}.find_offsets();
     }
     __syncthreads();
     // The last warp: others start their loads of gates in the meantime.

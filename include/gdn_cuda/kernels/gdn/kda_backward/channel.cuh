@@ -88,9 +88,10 @@ struct KdaChannel {
     __device__ __forceinline__ static float rate_log_of(const GdnCall& call, i64 head) {
         return call.A_log.data == nullptr ? 0.f : load_alone(call.A_log, head);
     }
-    __device__ __forceinline__ void find_decays(const GdnCall& call, const float (&gates)[kKdaTokens], int tokens, i64 head) {
+    __device__ __forceinline__ void find_decays(const GdnCall& call, const float (&gates)[kKdaTokens], int tokens,
+                                                float rate_log) {
         const auto find = [&]<ChannelGate kForm>() {
-            const ChannelDecay<kForm> decay_of(rate_log_of(call, head), call.channels.lower_bound);
+            const ChannelDecay<kForm> decay_of(rate_log, call.channels.lower_bound);
             const auto find_each = [&](auto&& of) {
 #pragma unroll
                 for (int i = 0; i < kKdaTokens; ++i) decay[i] = opaque(of(gates[i]));  // not a branch for each

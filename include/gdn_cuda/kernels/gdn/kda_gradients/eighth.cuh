@@ -40,27 +40,36 @@ struct KdaEighth {
     __device__ __forceinline__ const GdnCall& call() const { return args.call; }
     __device__ __forceinline__ int head() const { return static_cast<int>(blockIdx.y); }
     __device__ __forceinline__ int first() const { return kTokens * eighth; }
-    __device__ __forceinline__ KdaPlace place() const {
-        const KdaPlace chunk = shared.place;
-        return {
-            .sequence = chunk.sequence, .first = chunk.first + first(), .tokens = max(0, min(kTokens, chunk.tokens - first()))};
+    // Of these channels.
+    __device__ __forceinline__ int tokens() const {
+        return x.exists ? max(0, min(kTokens, shared.place.tokens - first())) : 0;
     }
     __device__ __forceinline__ KdaGatePairs gates() const {
-        const KdaPlace own = place();
-        return KdaGatePairs(call(), own, x.tokens_of(own), head(), x.channel);
+        const i64 step = call().gate.token * bytes_of(call().gate.values.type);
+        return KdaGatePairs(call(), static_cast<const char*>(call().gate.values.data) + shared.offsets.gates + first() * step,
+                            tokens(), head(), own, x.channel);
     }
     __device__ __forceinline__ float2& product(int which, int i) const {
         return *reinterpret_cast<float2*>(shared.products.states[which].bytes + (column ^ KdaChannelProducts::at(i % 4, 0) % 256) +
                                           i * KdaChannelProducts::kRow);
     }
     __device__ __forceinline__ float2& gate(int i) const { return at(shared.products.gates[first() + i]); }
+    // In shared memory, as slopes need them once more.
+    __device__ __forceinline__ void keep_gates(const KdaGatePairs& gates) const {
+        float each[2 * kTokens];
+        gates.convert(each);
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) gate(i) = {each[2 * i], each[2 * i + 1]};
+        shared.rate_log[eighth] = gates.to_rate_log();
+    }
 
     // ---- What crosses eighths
 
     __device__ __forceinline__ void find_decays() {
         float each[2 * kTokens];
-        gates().convert(each);
-        x.find_decays(call(), each, 2 * x.tokens_of(place()), head());
+        const KdaGatePairs gates = this->gates();
+        gates.convert(each);
+        x.find_decays(call(), each, 2 * tokens(), gates.to_rate_log());
         float2 product = decay(0);
 #pragma unroll
         for (int i = 1; i < kTokens; ++i) product = times(product, decay(i));
@@ -275,11 +284,13 @@ struct KdaEighth {
     }
     __device__ __forceinline__ void store_gate_gradients() const {
         if (!x.exists || args.gate_gradient.data == nullptr) return;
-        const KdaPlace own = place();
-        const i64 first = own.sequence * args.scalars_sequence + own.first * args.scalars_token + head();
+        const i64 step = args.scalars_token * call().dk;
+        const DType type = args.gate_gradient.type;
         const KdaGatePairSums sums = store_kda_gate_pairs(
-            call(), KdaChannel::rate_log_of(call(), head()), own.tokens, args.gate_gradient, first * call().dk + x.channel,
-            args.scalars_token * call().dk, 
+            call(), shared.rate_log[eighth], tokens(),
+            static_cast<char*>(const_cast<void*>(args.gate_gradient.data)) + shared.offsets.gate_gradient +
+                (first() * step + own) * bytes_of(type),
+            type, step, 
             [&](int first, int i) {
                 const auto at = [&](int which) {
                     return *reinterpret_cast<const float2*>(reinterpret_cast<const char*>(&product(which, i)) +

@@ -12,32 +12,37 @@ struct KdaGatePairs {
     static constexpr int kTokens = KdaGradientsConfig::kTokens;
 
     uint2 bits[kTokens];  // fp32, or both in the first
-    float2 bias;
-    DType type;
+    RawElement bias[2], rate_log;
+    DType type, bias_type, rate_type;
 
-    // `tokens`: of these channels, 0 if they do not exist.
-    __device__ __forceinline__ KdaGatePairs(const GdnCall& call, const KdaPlace& place, int tokens, i64 head, int channel)
-        : bias{}, type(call.gate.values.type) {
-        const i64 first = scalar_offset(call.gate, place.sequence, place.first, head) + channel * call.channels.channel;
+    // from: the first channel of the block, at the first token. `tokens`: of these channels, 0 if they do not exist. `own`: the
+    // first one, in the block, and `channel`, of all.
+    __device__ __forceinline__ KdaGatePairs(const GdnCall& call, const char* from, int tokens, i64 head, int own, int channel)
+        : type(call.gate.values.type), bias_type(call.dt_bias.type), rate_type(call.A_log.type) {
+        const i64 first = own * call.channels.channel;
         // One branch on the dtype for all: loads of both sizes into one register would wait for each other.
         if (type == DType::f32)
-            load<uint2, unsigned>(static_cast<const unsigned*>(call.gate.values.data) + first, call, tokens);
+            load<uint2, unsigned>(reinterpret_cast<const unsigned*>(from) + first, call, tokens);
         else
-            load<unsigned, unsigned short>(static_cast<const unsigned short*>(call.gate.values.data) + first, call, tokens);
+            load<unsigned, unsigned short>(reinterpret_cast<const unsigned short*>(from) + first, call, tokens);
         if (tokens > 0 && call.dt_bias.data != nullptr) {
             const i64 at = head * call.channels.bias_head + channel;
-            bias = {load_alone(call.dt_bias, at), load_alone(call.dt_bias, at + 1)};
+            bias[0].load(call.dt_bias, at);
+            bias[1].load(call.dt_bias, at + 1);
         }
+        if (call.A_log.data != nullptr) rate_log.load(call.A_log, head);
     }
+    __device__ __forceinline__ float to_rate_log() const { return rate_log.to_float(rate_type); }
     // With the bias: channels of token i at 2 i and 2 i + 1. Opaque: each form of gates would convert them anew, all ahead of
     // the branch on the form.
     __device__ __forceinline__ void convert(float (&to)[2 * kTokens]) const {
+        const float first = bias[0].to_float(bias_type), second = bias[1].to_float(bias_type);
         const auto each = [&](auto&& pair) {
 #pragma unroll
             for (int i = 0; i < kTokens; ++i) {
                 const float2 both = pair(bits[i]);
-                to[2 * i] = opaque(both.x + bias.x);
-                to[2 * i + 1] = opaque(both.y + bias.y);
+                to[2 * i] = opaque(both.x + first);
+                to[2 * i + 1] = opaque(both.y + second);
             }
         };
         if (type == DType::f32)
@@ -78,12 +83,11 @@ struct KdaGatePairs {
 struct KdaGatePairSums {
     float2 A_log, dt_bias;
 };
-// Stores those of the gates, at `first` and every `step` elements; decay(first, i): of the decays' logarithms, of token
+// Stores those of the gates, at `to` and every `step` elements; decay(first, i): of the decays' logarithms, of token
 // first + i, where `first` is a multiple of 4; gate(first, i): the gates with their bias.
 template <class Decay, class Gate>
 __device__ __forceinline__ KdaGatePairSums store_kda_gate_pairs(const GdnCall& call, float rate_log, int tokens,
-                                                                const Tagged& gradients, i64 first, i64 step, Decay&& decay,
-                                                                Gate&& gate) {
+                                                                char* to, DType type, i64 step, Decay&& decay, Gate&& gate) {
     constexpr int kTokens = KdaGradientsConfig::kTokens, kAtOnce = 4;
     KdaGatePairSums sums{};
     with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() {
@@ -117,15 +121,13 @@ __device__ __forceinline__ KdaGatePairSums store_kda_gate_pairs(const GdnCall& c
                 }
             }
         };
-        void* const to = const_cast<void*>(gradients.data);
         step /= 2;
-        if (gradients.type == DType::f32)
-            store(reinterpret_cast<float2*>(static_cast<float*>(to) + first), [](float2 x) { return x; });
-        else if (gradients.type == DType::bf16)
-            store(reinterpret_cast<unsigned*>(static_cast<unsigned short*>(to) + first),
-                  [](float2 x) { return pack<DType::bf16>(x.x, x.y); });
+        if (type == DType::f32)
+            store(reinterpret_cast<float2*>(to), [](float2 x) { return x; });
+        else if (type == DType::bf16)
+            store(reinterpret_cast<unsigned*>(to), [](float2 x) { return pack<DType::bf16>(x.x, x.y); });
         else
-            store(reinterpret_cast<unsigned*>(static_cast<unsigned short*>(to) + first),
+            store(reinterpret_cast<unsigned*>(to),
                   [](float2 x) {  // not saturated
                       const __half2 both = __floats2half2_rn(x.x, x.y);
                       return *reinterpret_cast<const unsigned*>(&both);

@@ -103,7 +103,7 @@ struct KdaEighthPairs : Lane {
         for (int other = 0; other < own; ++other) {
             if (!kResidual && own == 6 && other == 4) {
                 const KdaEighthPairs anew(shared);  // addresses would be computed ahead of the loop, by all warps
-                anew.store_sums(
+                anew.store_quarter_sums(
                     shared.carried.over_third,
                     [&](int half, int tile) { return anew.row_term(query, key, half, tile); }, 6, 4, 5);
             }
@@ -116,7 +116,7 @@ struct KdaEighthPairs : Lane {
         }
         pass<1>(own, query, key);
         if (!kResidual)
-            store_sums(shared.carried.over_lower[quarter()], [&](int, int tile) { return row_term(query, key, 1, tile); });
+            store_sums(shared.carried.over_lower[quarter()], [&](int tile) { return row_term(query, key, 1, tile); });
         Right right;
         load(right, shared.products.earlier_key, own);
         unsigned left[4];
@@ -141,7 +141,7 @@ struct KdaEighthPairs : Lane {
         for (int other = kEighths - 1; other > own + 1; --other) {
             if (own == 0 && other == 3) {
                 const KdaEighthPairs anew(shared);
-                anew.store_sums(
+                anew.store_quarter_sums(
                     shared.carried.over_second,
                     [&](int half, int tile) { return anew.column_term(key, 1 - half, tile); }, 1, 2, 3);
             }
@@ -154,7 +154,7 @@ struct KdaEighthPairs : Lane {
             multiply_columns(key, shared.products.pairs.keys, other, right);
         }
         pass<0>(own + 1, key);
-        store_sums(shared.carried.over_upper[quarter()], [&](int, int tile) { return column_term(key, 0, tile); });
+        store_sums(shared.carried.over_upper[quarter()], [&](int tile) { return column_term(key, 0, tile); });
         unsigned left[4];
         ldmatrix_x4_trans(left, own_pairs());
         Right right;
@@ -194,21 +194,13 @@ struct KdaEighthPairs : Lane {
             to = kAdds ? float2{before.x + pair[0], before.y + pair[1]} : float2{pair[0], pair[1]};
         }
     }
-    // Sums of terms(half, tile), pairs of channels, over the tokens of an eighth. With decays: over the quarter, terms of half
-    // 1 times the decays of the first of these eighths, and all times those of the others.
+    // Sums of terms(tile), pairs of channels, over the tokens of an eighth, times the decays of other eighths.
     template <class Terms, class... Others>
-    __device__ __forceinline__ void store_sums(KdaGradientsPlan::Channels& to, Terms&& terms, Others... decays) const {
+    __device__ __forceinline__ void store_sums(KdaGradientsPlan::Channels& to, Terms&& terms, Others... others) const {
         float values[2 * kTiles];
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-            float2 sum = terms(0, tile);
-            if constexpr (sizeof...(decays) > 0) {
-                const int between[] = {decays...};
-                const float2 second = terms(1, tile), decay = pair_at(&shared.whole[between[0]][channel(tile)]);
-                sum = {fmaf(decay.x, second.x, sum.x), fmaf(decay.y, second.y, sum.y)};
-#pragma unroll
-                for (int i = 1; i < 3; ++i) sum = times(sum, pair_at(&shared.whole[between[i]][channel(tile)]));
-            }
+            const float2 sum = terms(tile);
             values[2 * tile] = sum.x;
             values[2 * tile + 1] = sum.y;
         }
@@ -216,7 +208,22 @@ struct KdaEighthPairs : Lane {
         add_lanes<4>(values, 16);
         add_lanes<2>(values, 8);
         add_lanes<1>(values, 4);
-        to[channel(g / 2) + g % 2] = values[0];
+        const int own = channel(g / 2) + g % 2;
+        ((values[0] *= shared.whole[others][own]), ...);
+        to[own] = values[0];
+    }
+    // The same over the quarter. Terms of half 1 have a decay more.
+    template <class Terms, class... Others>
+    __device__ __forceinline__ void store_quarter_sums(KdaGradientsPlan::Channels& to, Terms&& terms, int more,
+                                                       Others... others) const {
+        store_sums(
+            to,
+            [&](int tile) {
+                const float2 first = terms(0, tile), second = terms(1, tile),
+                             decay = pair_at(&shared.whole[more][channel(tile)]);
+                return float2{fmaf(decay.x, second.x, first.x), fmaf(decay.y, second.y, first.y)};
+            },
+            others...);
     }
     template <int kCount>
     __device__ __forceinline__ void add_lanes(float* values, int step) const {

@@ -129,10 +129,15 @@ struct KdaGradientsPlan {
     Channels state_product;  // the sum of S E over all rows
     float dots[kEighths][2 * KdaGradientsConfig::kTokens], other_dots[kEighths][2 * KdaGradientsConfig::kTokens];  // x.dx of
                                                              // queries x, and of keys; over the other block's channels
+    float rate_log[kEighths];  // A_log, for each warp
     float own[kChunk];                                       // dV R of a token
     unsigned long long tokens_full, states_full, rows_full;  // mbarriers: dO, dV, R and factors; S and E; keys and queries
     unsigned long long dots_full[kEighths];
     KdaPlace place;  // up to 64 tokens; in shared memory to save registers
+    // Bytes to the chunk's first token and the block's first channel, in gates and in gradients.
+    struct Offsets {
+        i64 gates, gate_gradient, query_gradient, key_gradient;
+    } offsets;
 };
 static_assert(sizeof(KdaGradientsPlan) <= 113 * 1024);  // two blocks a multiprocessor
 

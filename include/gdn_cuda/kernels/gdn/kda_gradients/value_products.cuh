@@ -98,10 +98,11 @@ struct KdaValueProducts : Lane {
     }
     // Times the factor of each of the lane's rows.
     __device__ __forceinline__ void store(int which, const Products& sums, float first, float second) const {
-        auto* const to = shared.products.states[which].bytes;
+        unsigned char* const to = shared.products.states[which].bytes;
+        const unsigned at = opaque(KdaChannelProducts::at(row(0), 2 * t));  // not anew for each
 #pragma unroll
         for (int i = 0; i < kChunk / 2; i += 2)
-            *reinterpret_cast<float2*>(to + KdaChannelProducts::at(row(i % 4 / 2), i / 4 * 8 + 2 * t)) =
+            *reinterpret_cast<float2*>(to + (at ^ i / 4 % 4 << 5) + i / 16 * 128 + i % 4 / 2 * 8 * KdaChannelProducts::kRow) =
                 i % 4 == 0 ? float2{first * sums[i], first * sums[i + 1]} : float2{second * sums[i], second * sums[i + 1]};
     }
     __device__ __forceinline__ void multiply_tokens() {
