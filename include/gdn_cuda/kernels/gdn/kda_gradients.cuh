@@ -55,9 +55,10 @@ struct KdaGradientsBlock {
         const Scalars& gates = args.call.gate;
         const i64 token = place.sequence * args.scalars_sequence + place.first * args.scalars_token + head();
         shared.offsets = {
-            .gates = (scalar_offset(gates, place.sequence, place.first, head()) + channel * args.call.channels.channel) *
-                     bytes_of(gates.values.type),
-            .gate_gradient = (token * args.call.dk + channel) * bytes_of(args.gate_gradient.type),
+            .gates = gate_bytes(
+                scalar_offset(gates, place.sequence, place.first, head()) + channel * args.call.channels.channel,
+                gates.values.type),
+            .gate_gradient = gate_bytes(token * args.call.dk + channel, args.gate_gradient.type),
             .query_gradient = (offset_in(args.query_gradient, place) + channel) * static_cast<i64>(sizeof(Io)),
             .key_gradient = (offset_in(args.key_gradient, place) + channel) * static_cast<i64>(sizeof(Io))};
     }

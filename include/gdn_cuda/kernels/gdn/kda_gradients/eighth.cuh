@@ -45,9 +45,9 @@ struct KdaEighth {
         return x.exists ? max(0, min(kTokens, shared.place.tokens - first())) : 0;
     }
     __device__ __forceinline__ KdaGatePairs gates() const {
-        const i64 step = call().gate.token * bytes_of(call().gate.values.type);
-        return KdaGatePairs(call(), static_cast<const char*>(call().gate.values.data) + shared.offsets.gates + first() * step,
-                            tokens(), head(), own, x.channel);
+        const char* const chunk = static_cast<const char*>(call().gate.values.data) + shared.offsets.gates;
+        return KdaGatePairs(call(), chunk + gate_bytes(first() * call().gate.token, call().gate.values.type), tokens(), head(),
+                            own, x.channel);
     }
     __device__ __forceinline__ float2& product(int which, int i) const {
         return *reinterpret_cast<float2*>(shared.products.states[which].bytes + (column ^ KdaChannelProducts::at(i % 4, 0) % 256) +
@@ -289,7 +289,7 @@ struct KdaEighth {
         const KdaGatePairSums sums = store_kda_gate_pairs(
             call(), shared.rate_log[eighth], tokens(),
             static_cast<char*>(const_cast<void*>(args.gate_gradient.data)) + shared.offsets.gate_gradient +
-                (first() * step + own) * bytes_of(type),
+                gate_bytes(first() * step + own, type),
             type, step, 
             [&](int first, int i) {
                 const auto at = [&](int which) {

@@ -7,6 +7,11 @@
 
 namespace gdn_cuda::gdn {
 
+// Bytes of `count` elements, without bytes_of's branches.
+__device__ __forceinline__ i64 gate_bytes(i64 count, DType type) {
+    return count << (type == DType::f32 ? 2 : 1);
+}
+
 // The gates, or raw gates and their bias: all loads in flight together.
 struct KdaGatePairs {
     static constexpr int kTokens = KdaGradientsConfig::kTokens;
