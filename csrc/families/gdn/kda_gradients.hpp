@@ -24,7 +24,8 @@ struct KdaGradients {
 
     // What the kernel loads by TMA, as tensors.
     struct Tensors {
-        jit::TiledTensor query, key, output_gradient, value_gradient, states, state_gradients, errors;
+        jit::TiledTensor query, key, output_gradient, value_gradient, query_gradient, key_gradient, states, state_gradients,
+            errors;
 
         explicit Tensors(const KdaGradientsCall& x) {
             const GdnCall& call = x.call;
@@ -36,12 +37,14 @@ struct KdaGradients {
             key = tokens(call.key, call.dk);
             output_gradient = tokens(x.output_gradient, call.dv);
             value_gradient = tokens(x.value_gradient, call.dv);
+            query_gradient = tokens(x.query_gradient, call.dk);
+            key_gradient = tokens(x.key_gradient, call.dk);
             states = states_of(x.from, x.from.states, call.heads, call.dk, call.dv);
             state_gradients = states_of(x.from, x.from.state_gradients, call.heads, call.dk, call.dv);
             errors = errors_of(x.from, call.heads, call.dv);
         }
         bool tile() const {
-            return std::ranges::all_of(std::array{&query, &key, &output_gradient, &value_gradient},
+            return std::ranges::all_of(std::array{&query, &key, &output_gradient, &value_gradient, &query_gradient, &key_gradient},
                                        [](const jit::TiledTensor* each) { return jit::can_tile(*each); });
         }
     };
@@ -62,6 +65,8 @@ struct KdaGradients {
                         .key = map(tensors.key),
                         .output_gradient = map(tensors.output_gradient),
                         .value_gradient = map(tensors.value_gradient),
+                        .query_gradient = map(tensors.query_gradient),
+                        .key_gradient = map(tensors.key_gradient),
                         .states = map(tensors.states),
                         .state_gradients = map(tensors.state_gradients),
                         .errors = map(tensors.errors),

@@ -58,9 +58,7 @@ struct KdaGradientsBlock {
             .gates = gate_bytes(
                 scalar_offset(gates, place.sequence, place.first, head()) + channel * args.call.channels.channel,
                 gates.values.type),
-            .gate_gradient = gate_bytes(token * args.call.dk + channel, args.gate_gradient.type),
-            .query_gradient = (offset_in(args.query_gradient, place) + channel) * static_cast<i64>(sizeof(Io)),
-            .key_gradient = (offset_in(args.key_gradient, place) + channel) * static_cast<i64>(sizeof(Io))};
+            .gate_gradient = gate_bytes(token * args.call.dk + channel, args.gate_gradient.type)};
     }
     __device__ __forceinline__ void run() const {
         KdaEighth<kIo> eighth(shared, args);
@@ -91,10 +89,17 @@ struct KdaGradientsBlock {
         eighth.keep_gates(gates);
         eighth.finish();
         if (kda_gradients_place(shared.place, args.call).part == 0) store_beta_gradients();
+        const bool whole = shared.place.tokens == kChunk;
+        if (whole) cute::tma_store_fence();
         __syncthreads();
-        store_rows(args.query_gradient, shared.offsets.query_gradient, shared.rows.query);
-        store_rows(args.key_gradient, shared.offsets.key_gradient, shared.rows.key);
+        if (whole) [[likely]] {
+            if (threadIdx.x == 0) store_whole_rows();
+        } else {
+            store_rows(args.query_gradient, shared.rows.query);
+            store_rows(args.key_gradient, shared.rows.key);
+        }
         store_sums();
+        if (whole && threadIdx.x == 0) cute::tma_store_wait<0>();
     }
 
   private:
@@ -116,17 +121,26 @@ struct KdaGradientsBlock {
     __device__ __forceinline__ static i64 offset_in(const Rows& rows, const KdaPlace& place) {
         return place.sequence * rows.batch + place.first * rows.token + head() * rows.head;
     }
-    __device__ __forceinline__ void store_rows(const Rows& rows, i64 offset, const SwizzledTile& from) const {
+    // By one thread.
+    __device__ __forceinline__ void store_whole_rows() const {
+        const KdaGradientsPlace place = kda_gradients_place(shared.place, args.call);
+        const TileAt at{place.channel(), place.head, static_cast<int>(place.tokens.first),
+                        static_cast<int>(place.tokens.sequence)};
+        tma_store(all.query_gradient, at, shared.rows.query.bytes);
+        tma_store(all.key_gradient, at, shared.rows.key.bytes);
+        cute::tma_store_arrive();
+    }
+    __device__ __forceinline__ void store_rows(const Rows& rows, const SwizzledTile& from) const {
         constexpr int kVectors = KdaGradientsPlan::kChannels / 8, kStep = kThreads / kVectors;
         const unsigned thread = own_thread(), vector = thread % kVectors;
         const int channel = kda_gradients_place(shared.place, args.call).channel() + 8 * static_cast<int>(vector);
         if (channel >= args.call.dk) return;
-        char* const to = static_cast<char*>(rows.data) + offset + vector * 16;
+        Io* const to = static_cast<Io*>(rows.data) + offset_in(rows, shared.place) + channel;
 #pragma unroll
         for (int i = 0; i < kChunk; i += kStep) {
             const int token = i + static_cast<int>(thread / kVectors);
             if (token < shared.place.tokens)
-                *reinterpret_cast<uint4*>(to + token * rows.token * static_cast<i64>(sizeof(Io))) =
+                *reinterpret_cast<uint4*>(to + token * rows.token) =
                     load_shared(row_vector(tile_row(from.bytes, token), vector));
         }
     }

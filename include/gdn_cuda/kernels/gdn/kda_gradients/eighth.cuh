@@ -273,7 +273,9 @@ struct KdaEighth {
     }
     __device__ __forceinline__ float2 before() const {
         auto& carried = shared.carried;
-        const float2 decay = pair_at(&shared.factors.decay[x.channel]), state = at(shared.state_product);
+        // x.channel would be a register more, and spill.
+        const float2 decay = at(shared.factors.decay + kda_gradients_place(shared.place, call()).channel()),
+                     state = at(shared.state_product);
         float2 sum{decay.x == 0.f ? 0.f : decay.x * state.x, decay.y == 0.f ? 0.f : decay.y * state.y};
         if (eighth % 2 == 1) add(sum, at(carried.over_upper[eighth / 2]));
         if (eighth / 2 == 1) add(sum, at(carried.over_second));

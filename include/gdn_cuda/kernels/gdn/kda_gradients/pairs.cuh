@@ -22,6 +22,7 @@ struct KdaEighthPairs : Lane {
 
     KdaGradientsPlan& shared;
     unsigned words, floats;  // bytes from tiles, and from products, to the lane's first pair of channels of its first token
+    unsigned vectors;        // bytes from tiles to the lane's vector of right operands, in the first eighth
 
     __device__ __forceinline__ explicit KdaEighthPairs(KdaGradientsPlan& shared) : shared(shared) { find_place(); }
 
@@ -38,6 +39,7 @@ struct KdaEighthPairs : Lane {
         const unsigned row = 2 * kTokens * quarter() + g;
         words = opaque(row * 128 + (((part() * 4) ^ g) << 4) + 4 * t);
         floats = opaque(KdaChannelProducts::at(row, channel(0)));
+        vectors = opaque(static_cast<unsigned>(lane % 8 * 128 + ((lane % 8 ^ (4 * part() + lane / 16)) << 4)));
     }
     __device__ __forceinline__ int quarter() const { return 2 * group + warp / 2; }
     __device__ __forceinline__ int part() const { return warp % 2; }
@@ -51,7 +53,7 @@ struct KdaEighthPairs : Lane {
                                           half * kTokens * KdaChannelProducts::kRow);
     }
     __device__ __forceinline__ void load(Right& right, const SwizzledTile& rows, int eighth) const {
-        const unsigned at = row_vector(tile_row(rows.bytes, kTokens * eighth + lane % 8), part() * 4 + lane / 16);
+        const unsigned at = shared_address(rows.bytes) + vectors + eighth * kTokens * 128;
         ldmatrix_x4_trans(right[0], at);
         ldmatrix_x4_trans(right[1], at ^ 2 << 4);
     }
@@ -61,25 +63,21 @@ struct KdaEighthPairs : Lane {
         for (int tile = 0; tile < kTiles; ++tile)
             mma_m16n8k16<kIo>(sums[tile], left, right[tile / 2][tile % 2 * 2], right[tile / 2][tile % 2 * 2 + 1]);
     }
-    // The quarter's rows against an earlier eighth.
-    __device__ __forceinline__ void multiply_rows(Sums& sums, const KdaTokenPairs (&x)[2], int other,
-                                                  const Right& right) const {
-        unsigned left[4];
-        ldmatrix_x4(left, row_vector(tile_row(x[0].bytes, KdaTokenPairs::row_of(quarter()) + lane % 16),
-                                     KdaTokenPairs::column_of(quarter(), other / 2) / 8 + other % 2) +
-                              lane / 16 * static_cast<int>(sizeof(KdaTokenPairs)));
-        multiply(sums, left, right);
+    // The lane's address of a left operand in the first of x: of the quarter's rows against an earlier eighth, where the vector
+    // is its index,
+    __device__ __forceinline__ unsigned rows_of(const KdaTokenPairs (&x)[2]) const {
+        static_assert(KdaTokenPairs::column_of(1, 1) == 2 * kTokens);
+        return tile_row(x[0].bytes, KdaTokenPairs::row_of(quarter()) + lane % 16) +
+               lane / 16 * static_cast<int>(sizeof(KdaTokenPairs));
     }
-    // The quarter's columns against a later eighth.
-    __device__ __forceinline__ void multiply_columns(Sums& sums, const KdaTokenPairs (&x)[2], int other,
-                                                     const Right& right) const {
-        const int row = KdaTokenPairs::row_of(other / 2) + other % 2 * kTokens + lane % 8;
-        unsigned left[4];
-        ldmatrix_x4_trans(left, row_vector(tile_row(x[0].bytes, row),
-                                           KdaTokenPairs::column_of(other / 2, quarter()) / 8 + lane / 8 % 2) +
-                                    lane / 16 * static_cast<int>(sizeof(KdaTokenPairs)));
-        multiply(sums, left, right);
+    // and of its columns against the first later eighth that has rows; others follow.
+    static constexpr int kFirstRows = 2;
+    __device__ __forceinline__ unsigned columns_of(const KdaTokenPairs (&x)[2]) const {
+        static_assert(KdaTokenPairs::row_of(kFirstRows / 2) == 0);
+        return row_vector(tile_row(x[0].bytes, lane % 8), 2 * quarter() + lane / 8 % 2) +
+               lane / 16 * static_cast<int>(sizeof(KdaTokenPairs));
     }
+    static constexpr int kKeys = 2 * sizeof(KdaTokenPairs);  // U is after dP
     // Pairs of the quarter's own eighths: dP rounded, its residual, and the same of U.
     __device__ __forceinline__ unsigned own_pairs() const {
         return row_vector(tile_row(shared.products.pairs.queries[0].bytes,
@@ -99,6 +97,7 @@ struct KdaEighthPairs : Lane {
                 set(key, i % 2, i / 2, {-by_key.x, -by_key.y});
             }
         const int own = 2 * quarter();
+        const unsigned rows = rows_of(shared.products.pairs.queries);
 #pragma unroll 1
         for (int other = 0; other < own; ++other) {
             if (!kResidual && own == 6 && other == 4) {
@@ -111,8 +110,11 @@ struct KdaEighthPairs : Lane {
             pass<1>(other, query, key);
             Right right;
             load(right, shared.products.earlier_key, other);
-            multiply_rows(query, shared.products.pairs.queries, other, right);
-            multiply_rows(key, shared.products.pairs.keys, other, right);
+            unsigned left[4];
+            ldmatrix_x4(left, row_vector(rows, other));
+            multiply(query, left, right);
+            ldmatrix_x4(left, row_vector(rows, other) + kKeys);
+            multiply(key, left, right);
         }
         pass<1>(own, query, key);
         if (!kResidual)
@@ -137,6 +139,7 @@ struct KdaEighthPairs : Lane {
 #pragma unroll
         for (int i = 0; i < 2 * kTiles; ++i) set(key, i % 2, i / 2, product(2, i % 2, i / 2));
         const int own = 2 * quarter();
+        const unsigned columns = columns_of(shared.products.pairs.queries);
 #pragma unroll 1
         for (int other = kEighths - 1; other > own + 1; --other) {
             if (own == 0 && other == 3) {
@@ -147,11 +150,15 @@ struct KdaEighthPairs : Lane {
             }
             pass<0>(other, key);
             pass<1>(other, key);
+            const unsigned at = columns + (other - kFirstRows) * kTokens * 128;
             Right right;
+            unsigned left[4];
             load(right, shared.rows.query, other);
-            multiply_columns(key, shared.products.pairs.queries, other, right);
+            ldmatrix_x4_trans(left, at);
+            multiply(key, left, right);
             load(right, shared.rows.key, other);
-            multiply_columns(key, shared.products.pairs.keys, other, right);
+            ldmatrix_x4_trans(left, at + kKeys);
+            multiply(key, left, right);
         }
         pass<0>(own + 1, key);
         store_sums(shared.carried.over_upper[quarter()], [&](int tile) { return column_term(key, 0, tile); });

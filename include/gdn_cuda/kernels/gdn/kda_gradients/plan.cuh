@@ -18,6 +18,9 @@ struct KdaGradientsConfig {
     // A thread has two channels of the key and the tokens of an eighth of the chunk, which is a warp's.
     static constexpr int kTokens = 8, kEighths = kChunk / kTokens, kQuarters = kEighths / 2, kLongestValue = 128,
                          kValueTiles = kLongestValue / kTileElements, kChannels = kTileElements;
+    // How many blocks ahead of itself, by index, a block brings states and errors into the L2 cache: as many as run at once on
+    // 132 multiprocessors. 0: none.
+    static constexpr int kAhead = 264;
     GDN_HOST_DEVICE static constexpr int threads() { return kEighths * kChannels / 2; }
     // How many blocks take a head's chunk, as a cluster.
     GDN_HOST_DEVICE static constexpr int blocks(int dk) { return dk > kChannels ? kKdaHeadK / kChannels : 1; }
@@ -40,6 +43,7 @@ struct KdaGradientsCall {
 
 struct KdaGradientsArgs {
     TensorMap query, key, output_gradient, value_gradient;  // (d, head, token, batch)
+    TensorMap query_gradient, key_gradient;                 // the same
     TensorMap states, state_gradients;                      // (column, 0, row, head and chunk)
     TensorMap errors;                                       // (column, part, token, head and chunk)
     KdaGradientsCall call;
@@ -134,9 +138,9 @@ struct KdaGradientsPlan {
     unsigned long long tokens_full, states_full, rows_full;  // mbarriers: dO, dV, R and factors; S and E; keys and queries
     unsigned long long dots_full[kEighths];
     KdaPlace place;  // up to 64 tokens; in shared memory to save registers
-    // Bytes to the chunk's first token and the block's first channel, in gates and in gradients.
+    // Bytes to the chunk's first token and the block's first channel, in gates and in their gradients.
     struct Offsets {
-        i64 gates, gate_gradient, query_gradient, key_gradient;
+        i64 gates, gate_gradient;
     } offsets;
 };
 static_assert(sizeof(KdaGradientsPlan) <= 113 * 1024);  // two blocks a multiprocessor
