@@ -163,13 +163,11 @@ __global__ void __launch_bounds__(kConfig.threads(), 2) kda_gradients(const __gr
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<KdaGradientsPlan*>(memory);
     const GdnCall& call = args.call.call;
-    const ChunkPlace found = chunk_at(call.cu_seqlens, call.sequences, call.tokens, kda_gradients_place({}, call).chunk);
-    if (found.sequence < 0) return;
     if (threadIdx.x == 0) {
-        const KdaPlace place{.sequence = call.cu_seqlens.data != nullptr ? 0 : found.sequence,
-                             .first = found.start + found.first,
-                             .tokens = min(kChunk, found.length - found.first)};
-        shared.place = place;
+        const ChunkPlace found = chunk_at(call.cu_seqlens, call.sequences, call.tokens, kda_gradients_place({}, call).chunk);
+        shared.place = {.sequence = call.cu_seqlens.data != nullptr ? 0 : found.sequence,
+                        .first = found.start + found.first,
+                        .tokens = found.sequence < 0 ? 0 : min(kChunk, found.length - found.first)};
         barrier(shared.tokens_full).init(1);
         barrier(shared.states_full).init(1);
         barrier(shared.rows_full).init(1);
@@ -181,6 +179,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 2) kda_gradients(const __gr
         KdaGradientsBlock<kConfig.io>{shared, args.call, args}.find_offsets();
     }
     __syncthreads();
+    if (shared.place.tokens == 0) return;  // the index is unused
     // The last warp: others start their loads of gates in the meantime.
     if (threadIdx.x == kConfig.threads() - 32) start_kda_gradient_loads(shared, args, kda_gradients_place(shared.place, call));
     __syncwarp();

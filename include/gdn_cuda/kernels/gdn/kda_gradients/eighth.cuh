@@ -198,7 +198,7 @@ struct KdaEighth {
         }
     };
     // What is from outside the eighth. Gradients of decays come in place of a product, where registers are short.
-    __device__ __forceinline__ void find_outer(Pairs& query, Pairs& key) const {
+    __device__ __forceinline__ void find_outer(Pairs& query, Pairs& key) {
         const Factors key_norms(&shared.factors.key_norm[first()]), query_norms(&shared.factors.query_norm[first()]);
         Pairs gate, terms;
         float2 factor{1.f, 1.f};
@@ -221,6 +221,7 @@ struct KdaEighth {
             terms[i] = times(scaled(key_norms[i], opaque(keys[i])), to_key);
             factor = times(factor, decay(i));
         }
+        find_place();  // a register less
         float2 earlier = before();
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
@@ -273,9 +274,7 @@ struct KdaEighth {
     }
     __device__ __forceinline__ float2 before() const {
         auto& carried = shared.carried;
-        // x.channel would be a register more, and spill.
-        const float2 decay = at(shared.factors.decay + kda_gradients_place(shared.place, call()).channel()),
-                     state = at(shared.state_product);
+        const float2 decay = pair_at(&shared.factors.decay[x.channel]), state = at(shared.state_product);
         float2 sum{decay.x == 0.f ? 0.f : decay.x * state.x, decay.y == 0.f ? 0.f : decay.y * state.y};
         if (eighth % 2 == 1) add(sum, at(carried.over_upper[eighth / 2]));
         if (eighth / 2 == 1) add(sum, at(carried.over_second));
