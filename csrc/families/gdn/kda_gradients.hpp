@@ -44,8 +44,9 @@ struct KdaGradients {
             errors = errors_of(x.from, call.heads, call.dv);
         }
         bool tile() const {
-            return std::ranges::all_of(std::array{&query, &key, &output_gradient, &value_gradient, &query_gradient, &key_gradient},
-                                       [](const jit::TiledTensor* each) { return jit::can_tile(*each); });
+            return std::ranges::all_of(
+                std::array{&query, &key, &output_gradient, &value_gradient, &query_gradient, &key_gradient},
+                [](const jit::TiledTensor* each) { return jit::can_tile(*each); });
         }
     };
 

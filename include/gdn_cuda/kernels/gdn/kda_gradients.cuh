@@ -10,22 +10,20 @@
 //
 // A block of 256 threads takes 64 channels of a chunk of a head, so that two share a multiprocessor: phases of one hide those
 // of the other. Keys of more than 64 channels have a cluster of two blocks, which exchange sums over channels for the norms;
-// the first one stores what is not by channel. Two warps have a quarter of the tokens, a thread a channel of these:
+// the first one stores what is not by channel. A warp has an eighth of the tokens, a thread two channels of these:
 //
 //     loads by TMA; decays -> products over the values, by wgmma (value_products.cuh)
-//     -> operands, and what crosses quarters (quarter.cuh) -> pairs of tokens by warp MMAs (pairs.cuh)
-//     -> sums by channel, in fp32 -> norms, gates, stores
+//     -> operands, and what crosses eighths (eighth.cuh) -> pairs of tokens of different eighths by warp MMAs (pairs.cuh)
+//     -> pairs within an eighth and sums by channel, in fp32 -> norms, gates, stores
 //
-// A pair's decay is the product of two, up to and from a border. Between quarters these are at most 1 for any gates. Pairs
-// within a quarter are summed by channel in fp32 (kda_backward/within.cuh): then every term of dg carries the decay across its
-// token, a reset has a gradient of exactly 0, and nothing cancels. Where a warp's decays, of 32 channels, are slow
-// (KdaGradientsConfig::kSlow), its MMAs sum those pairs too, by reciprocals of decays to the quarter's middle.
+// A pair's decay is a product of decays up to and from borders of eighths, all at most 1 for any gates. Pairs within an eighth
+// are summed by channel in fp32 (kda_backward/within.cuh). Every term of dg carries the decay across its token, so that a reset
+// has a gradient of exactly 0, and nothing cancels.
 //
 // dP and U are used in two 16-bit parts; where entries of T cancel so are R, and keys in dP k and U k.
 //
-// Bound: instructions, some 5,000 a warp and 16 warps a chunk of 128 channels, and their latency: on an H200 22 us a chunk and
-// multiprocessor (4096 chunks, gates as initialised; ccbce4de), of which issuing alone is 12. It moves 210 KB a chunk, and 48
-// KB twice.
+// Bound: instructions and their latency (docs/kernels/kda_backward.md has them by phase). It moves 210 KB a chunk, and 48 KB
+// twice.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/kda_backward/results.cuh>
@@ -54,11 +52,10 @@ struct KdaGradientsBlock {
         const int channel = kda_gradients_place(place, args.call).channel();
         const Scalars& gates = args.call.gate;
         const i64 token = place.sequence * args.scalars_sequence + place.first * args.scalars_token + head();
-        shared.offsets = {
-            .gates = gate_bytes(
-                scalar_offset(gates, place.sequence, place.first, head()) + channel * args.call.channels.channel,
-                gates.values.type),
-            .gate_gradient = gate_bytes(token * args.call.dk + channel, args.gate_gradient.type)};
+        shared.offsets = {.gates = gate_bytes(
+                              scalar_offset(gates, place.sequence, place.first, head()) + channel * args.call.channels.channel,
+                              gates.values.type),
+                          .gate_gradient = gate_bytes(token * args.call.dk + channel, args.gate_gradient.type)};
     }
     __device__ __forceinline__ void run() const {
         KdaEighth<kIo> eighth(shared, args);
@@ -115,7 +112,8 @@ struct KdaGradientsBlock {
                         beta_gradient(args.call, place, token, head(), shared.own[token] / beta));
         if (beta != least_beta(kIo)) [[likely]]
             return;
-        Io* const to = static_cast<Io*>(args.value_gradient.data) + offset_in(args.value_gradient, place) + token * args.value_gradient.token;
+        Io* const to = static_cast<Io*>(args.value_gradient.data) + offset_in(args.value_gradient, place) +
+                       token * args.value_gradient.token;
         for (int column = 0; column < args.call.dv; column += 8) *reinterpret_cast<uint4*>(to + column) = {};
     }
     __device__ __forceinline__ static i64 offset_in(const Rows& rows, const KdaPlace& place) {

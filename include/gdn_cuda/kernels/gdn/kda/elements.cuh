@@ -11,7 +11,6 @@
 
 namespace gdn_cuda::gdn {
 
-
 template <KdaPrepareConfig kConfig, class Thread = KdaBlockThread>
 struct KdaElements {
     static constexpr DType kIo = kConfig.io;

@@ -40,18 +40,16 @@ struct KdaEighth {
     __device__ __forceinline__ const GdnCall& call() const { return args.call; }
     __device__ __forceinline__ int head() const { return static_cast<int>(blockIdx.y); }
     __device__ __forceinline__ int first() const { return kTokens * eighth; }
-    // Of these channels.
-    __device__ __forceinline__ int tokens() const {
-        return x.exists ? max(0, min(kTokens, shared.place.tokens - first())) : 0;
-    }
+    // 0 where the channels do not exist.
+    __device__ __forceinline__ int tokens() const { return x.exists ? max(0, min(kTokens, shared.place.tokens - first())) : 0; }
     __device__ __forceinline__ KdaGatePairs gates() const {
         const char* const chunk = static_cast<const char*>(call().gate.values.data) + shared.offsets.gates;
         return KdaGatePairs(call(), chunk + gate_bytes(first() * call().gate.token, call().gate.values.type), tokens(), head(),
                             own, x.channel);
     }
     __device__ __forceinline__ float2& product(int which, int i) const {
-        return *reinterpret_cast<float2*>(shared.products.states[which].bytes + (column ^ KdaChannelProducts::at(i % 4, 0) % 256) +
-                                          i * KdaChannelProducts::kRow);
+        return *reinterpret_cast<float2*>(shared.products.states[which].bytes +
+                                          (column ^ KdaChannelProducts::at(i % 4, 0) % 256) + i * KdaChannelProducts::kRow);
     }
     __device__ __forceinline__ float2& gate(int i) const { return at(shared.products.gates[first() + i]); }
     // In shared memory, as slopes need them once more.
@@ -291,7 +289,7 @@ struct KdaEighth {
             call(), shared.rate_log[eighth], tokens(),
             static_cast<char*>(const_cast<void*>(args.gate_gradient.data)) + shared.offsets.gate_gradient +
                 gate_bytes(first() * step + own, type),
-            type, step, 
+            type, step,
             [&](int first, int i) {
                 const auto at = [&](int which) {
                     return *reinterpret_cast<const float2*>(reinterpret_cast<const char*>(&product(which, i)) +
@@ -328,7 +326,8 @@ struct KdaEighth {
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             const float2 q = unpack<kIo>(opaque(queries[i])), k = unpack<kIo>(opaque(keys[i]));
-            query[i] = {query_norms[i] * (query[i].x - q.x * query_dots[i]), query_norms[i] * (query[i].y - q.y * query_dots[i])};
+            query[i] = {query_norms[i] * (query[i].x - q.x * query_dots[i]),
+                        query_norms[i] * (query[i].y - q.y * query_dots[i])};
             key[i] = {key_norms[i] * (key[i].x - k.x * key_dots[i]), key_norms[i] * (key[i].y - k.y * key_dots[i])};
         }
     }

@@ -91,8 +91,8 @@ struct KdaGatePairSums {
 // Stores those of the gates, at `to` and every `step` elements; decay(first, i): of the decays' logarithms, of token
 // first + i, where `first` is a multiple of 4; gate(first, i): the gates with their bias.
 template <class Decay, class Gate>
-__device__ __forceinline__ KdaGatePairSums store_kda_gate_pairs(const GdnCall& call, float rate_log, int tokens,
-                                                                char* to, DType type, i64 step, Decay&& decay, Gate&& gate) {
+__device__ __forceinline__ KdaGatePairSums store_kda_gate_pairs(const GdnCall& call, float rate_log, int tokens, char* to,
+                                                                DType type, i64 step, Decay&& decay, Gate&& gate) {
     constexpr int kTokens = KdaGradientsConfig::kTokens, kAtOnce = 4;
     KdaGatePairSums sums{};
     with_channel_gate(call.channels.form, [&]<ChannelGate kForm>() {

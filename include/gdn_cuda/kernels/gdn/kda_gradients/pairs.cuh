@@ -1,5 +1,5 @@
-// Sums over pairs of tokens of different eighths, by warp MMAs. A warp has the 16 tokens of a quarter and 32 channels. It starts
-// from what those have from the states:
+// Sums over pairs of tokens of different eighths, by warp MMAs. A warp has the 16 tokens of a quarter and 32 channels. It
+// starts from what those have from the states:
 //
 //     rows           scale dO S + dP (R k), -dV S + U (R k), from tokens of earlier eighths
 //     columns        beta R E + dP^T (L q) + U^T (L k), from tokens of later ones
@@ -17,7 +17,7 @@ template <DType kIo>
 struct KdaEighthPairs : Lane {
     static constexpr int kTiles = 4, kQuarters = KdaGradientsPlan::kQuarters,  // tiles of 8 channels
         kEighths = KdaGradientsPlan::kEighths, kTokens = KdaGradientsConfig::kTokens;
-    using Sums = float[kTiles][4];  // of a tile: two channels of an earlier token, and of one of the second eighth
+    using Sums = float[kTiles][4];          // a tile's: two channels of a token of the first eighth, and of the second
     using Right = unsigned[kTiles / 2][4];  // an eighth's tokens twice, as left operands have them
 
     KdaGradientsPlan& shared;
@@ -80,9 +80,9 @@ struct KdaEighthPairs : Lane {
     static constexpr int kKeys = 2 * sizeof(KdaTokenPairs);  // U is after dP
     // Pairs of the quarter's own eighths: dP rounded, its residual, and the same of U.
     __device__ __forceinline__ unsigned own_pairs() const {
-        return row_vector(tile_row(shared.products.pairs.queries[0].bytes,
-                                   KdaTokenPairs::row_of(quarter()) + kTokens + lane % 8),
-                          KdaTokenPairs::column_of(quarter(), quarter()) / 8) +
+        return row_vector(
+                   tile_row(shared.products.pairs.queries[0].bytes, KdaTokenPairs::row_of(quarter()) + kTokens + lane % 8),
+                   KdaTokenPairs::column_of(quarter(), quarter()) / 8) +
                lane / 8 * static_cast<int>(sizeof(KdaTokenPairs));
     }
 
@@ -103,8 +103,8 @@ struct KdaEighthPairs : Lane {
             if (!kResidual && own == 6 && other == 4) {
                 const KdaEighthPairs anew(shared);  // addresses would be computed ahead of the loop, by all warps
                 anew.store_quarter_sums(
-                    shared.carried.over_third,
-                    [&](int half, int tile) { return anew.row_term(query, key, half, tile); }, 6, 4, 5);
+                    shared.carried.over_third, [&](int half, int tile) { return anew.row_term(query, key, half, tile); }, 6, 4,
+                    5);
             }
             pass<0>(other, query, key);
             pass<1>(other, query, key);
@@ -145,8 +145,8 @@ struct KdaEighthPairs : Lane {
             if (own == 0 && other == 3) {
                 const KdaEighthPairs anew(shared);
                 anew.store_quarter_sums(
-                    shared.carried.over_second,
-                    [&](int half, int tile) { return anew.column_term(key, 1 - half, tile); }, 1, 2, 3);
+                    shared.carried.over_second, [&](int half, int tile) { return anew.column_term(key, 1 - half, tile); }, 1, 2,
+                    3);
             }
             pass<0>(other, key);
             pass<1>(other, key);
@@ -197,7 +197,7 @@ struct KdaEighthPairs : Lane {
             const int half = i % 2, tile = i / 2;
             float2& to = product(which, half, tile);
             const float2 before = kAdds ? to : float2{};
-            const float *const pair = &sums[tile][2 * half];
+            const float* const pair = &sums[tile][2 * half];
             to = kAdds ? float2{before.x + pair[0], before.y + pair[1]} : float2{pair[0], pair[1]};
         }
     }

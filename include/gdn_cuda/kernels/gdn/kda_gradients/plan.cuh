@@ -107,11 +107,12 @@ struct KdaGradientsPlan {
     };
     // What eighths have for gates of others, by channel.
     struct Carried {
-        Channels earlier[kEighths - 2], later[kEighths - 2];  // through the state before the chunk, of all but the first two
-                                                              // eighths; through that after it, of all but the last two
-        // Those of the quarter before the third, or after the second, and of pairs of its tokens, across that one.
+        // Through the state before the chunk, of eighths from the third on; through that after it, up to the last but two.
+        Channels earlier[kEighths - 2], later[kEighths - 2];
+        // The same of the last quarter across the third, and of the first across the second, with their pairs of tokens across
+        // it.
         Channels over_third, over_second;
-        // The same within a quarter: of the second eighth across the first, of the first across the second.
+        // The same within each quarter: of the second eighth across the first, and of the first across the second.
         Channels over_lower[kQuarters], over_upper[kQuarters];
     };
 
@@ -131,9 +132,9 @@ struct KdaGradientsPlan {
         Carried carried;
     };
     Channels state_product;  // the sum of S E over all rows
-    float dots[kEighths][2 * KdaGradientsConfig::kTokens], other_dots[kEighths][2 * KdaGradientsConfig::kTokens];  // x.dx of
-                                                             // queries x, and of keys; over the other block's channels
-    float rate_log[kEighths];  // A_log, for each warp
+    // x.dx of queries x, and of keys, and the other block's.
+    float dots[kEighths][2 * KdaGradientsConfig::kTokens], other_dots[kEighths][2 * KdaGradientsConfig::kTokens];
+    float rate_log[kEighths];                                // A_log, for each warp
     float own[kChunk];                                       // dV R of a token
     unsigned long long tokens_full, states_full, rows_full;  // mbarriers: dO, dV, R and factors; S and E; keys and queries
     unsigned long long dots_full[kEighths];

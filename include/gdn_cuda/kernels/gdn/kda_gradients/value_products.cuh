@@ -15,9 +15,9 @@ static_assert(kInputsRead < kWarpgroupBarrier);
 template <DType kIo>
 struct KdaValueProducts : Lane {
     using Products = float[kChunk / 2];
-    using Block = float[8];        // a warp's, of 16 tokens
-    using Parts = unsigned[2][4];  // of a block: rounded, and the residual
-    static constexpr int kLower = 1;  // of a block's pairs of values: the second eight rows, the first eight columns
+    using Block = float[8];           // a warp's, of 16 tokens
+    using Parts = unsigned[2][4];     // of a block: rounded, and the residual
+    static constexpr int kLower = 1;  // a block's pair of values in the second eight rows and the first eight columns
 
     KdaGradientsPlan& shared;
     const KdaGradientsCall& args;
@@ -149,7 +149,8 @@ struct KdaValueProducts : Lane {
             } else {
                 const int own_row = KdaTokenPairs::row_of(warp) + KdaGradientsConfig::kTokens + lane % 8;
                 stmatrix_x4(row_vector(tile_row(pairs, own_row), column) + lane / 8 * sizeof(KdaTokenPairs),
-                            output[block][0][kLower], output[block][1][kLower], value[block][0][kLower], value[block][1][kLower]);
+                            output[block][0][kLower], output[block][1][kLower], value[block][0][kLower],
+                            value[block][1][kLower]);
             }
         }
     }
