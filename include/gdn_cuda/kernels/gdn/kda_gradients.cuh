@@ -66,8 +66,6 @@ struct KdaGradientsBlock {
             start_kda_row_loads(shared, all, kda_gradients_place(shared.place, args.call));
         __syncwarp();
         eighth.find_place();
-        if (const int thread = own_thread(); thread < KdaGradientsPlan::kChannels)
-            shared.state_product[thread] = products.state_product(thread);
         __syncthreads();
         eighth.load_rows();
         eighth.split();

@@ -80,7 +80,6 @@ struct KdaEighthGradients {
 struct KdaGradientsPlan {
     static constexpr int kEighths = KdaGradientsConfig::kEighths, kQuarters = KdaGradientsConfig::kQuarters,
                          kValueTiles = KdaGradientsConfig::kValueTiles, kChannels = KdaGradientsConfig::kChannels;
-    static constexpr int kStateProducts = KdaGradientsConfig::threads() / (kChannels / 2);
     using Channels = float[kChannels];
 
     struct Inputs {
@@ -127,11 +126,8 @@ struct KdaGradientsPlan {
     KdaEighthGradients blocks[kEighths];
     KdaTrainingFactors factors;
     Channels whole[kEighths];  // the product of an eighth's decays
-    union {
-        Channels state_products[kStateProducts];  // sums of S E over some of the rows each
-        Carried carried;
-    };
-    Channels state_product;  // the sum of S E over all rows
+    Carried carried;
+    Channels state_product;  // sums of S E over the values
     // x.dx of queries x, and of keys, and the other block's.
     float dots[kEighths][2 * KdaGradientsConfig::kTokens], other_dots[kEighths][2 * KdaGradientsConfig::kTokens];
     float rate_log[kEighths];                                // A_log, for each warp

@@ -1,5 +1,5 @@
-// Products of gdn/kda_gradients that sum over the values: one warpgroup has dO S, dV S and then R E, the other dO R^T and dV
-// R^T.
+// Products of gdn/kda_gradients that sum over the values: one warpgroup has dO S, dV S and then R E and S E, the other dO R^T
+// and dV R^T.
 #pragma once
 
 #include <gdn_cuda/kernels/common/mbarrier.cuh>
@@ -35,35 +35,23 @@ struct KdaValueProducts : Lane {
         else
             multiply_tokens();
     }
-    // The sum of S E over the values, of a channel.
-    __device__ __forceinline__ float state_product(int channel) const {
-        float sum = 0.f;
-#pragma unroll
-        for (int i = 0; i < KdaGradientsPlan::kStateProducts; ++i) sum += shared.state_products[i][channel];
-        return sum;
-    }
 
   private:
     __device__ __forceinline__ int row(int half) const { return 16 * warp + g + 8 * half; }
     __device__ __forceinline__ bool two_part() const { return __shfl_sync(0xffffffffu, shared.factors.cancels, 0) != 0; }
 
-    // Two channels of every eighth row: a warp reads whole rows of a tile.
-    __device__ __forceinline__ void sum_state_products() const {
-        constexpr int kRows = KdaGradientsPlan::kStateProducts;
-        const int index = opaque(static_cast<int>(threadIdx.x)), first = index / 32, pair = index % 32;
-        const unsigned offset = (first << 7) + ((pair / 4 ^ first) << 4) + pair % 4 * 4;
-        const unsigned states = shared_address(shared.inputs.state[0].bytes) + offset,
-                       gradients = shared_address(shared.inputs.state_gradient[0].bytes) + offset;
-        static_assert(kRows == 8 && KdaGradientsConfig::kChannels == 64);  // of the swizzle's pattern
-        float2 sum{};
-#pragma unroll 4
-        for (int value = 0; value < args.call.dv; value += kRows) {
-            const float2 s = unpack<kIo>(load_shared_word(states + value * 128)),
-                         e = unpack<kIo>(load_shared_word(gradients + value * 128));
-            sum.x = fmaf(s.x, e.x, sum.x);
-            sum.y = fmaf(s.y, e.y, sum.y);
-        }
-        *reinterpret_cast<float2*>(&shared.state_products[first][2 * pair]) = sum;
+    // Sums of S E over the values, by channel: what is on the diagonal of S^T E.
+    __device__ __forceinline__ void keep_state_products(const Products& sums) const {
+        float own[2] = {};
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (warp == i) {
+                own[0] = g % 2 == 0 ? sums[8 * i] : sums[8 * i + 1];
+                own[1] = g % 2 == 0 ? sums[8 * i + 6] : sums[8 * i + 7];
+            }
+        if (g / 2 != t) return;
+        shared.state_product[row(0)] = own[0];
+        shared.state_product[row(1)] = own[1];
     }
 
     __device__ __forceinline__ void multiply_states() {
@@ -82,18 +70,20 @@ struct KdaValueProducts : Lane {
         find_lane();
         store(0, by_output, args.call.scale, args.call.scale);
         store(1, by_value, 1.f, 1.f);
-        Products by_error;
+        Products by_error, by_states;
         const bool has_residual = two_part();
 #pragma unroll 1
         for (int i = 0; i < value_tiles; ++i) {
             start_tile_product<TileProduct::straight, kIo>(by_error, inputs.error[i], inputs.state_gradient[i], i > 0);
+            start_tile_product<TileProduct::transposed, kIo>(by_states, inputs.state[i], inputs.state_gradient[i], i > 0);
             if (has_residual) [[unlikely]]
                 start_tile_product<TileProduct::straight, kIo>(by_error, shared.error_residual[i], inputs.state_gradient[i]);
         }
-        sum_state_products();
         wait_for_product(by_error);
+        warpgroup_fence_operand(by_states);
         NamedBarrier::sync(KdaGradientsConfig::threads(), kInputsRead);
         find_lane();
+        keep_state_products(by_states);
         store(2, by_error, shared.factors.beta[row(0)], shared.factors.beta[row(1)]);
     }
     // Times the factor of each of the lane's rows.
@@ -134,8 +124,6 @@ struct KdaValueProducts : Lane {
             round(output[block], by_outputs, block < warp);
             round(value[block], by_values, block < warp);
         }
-        barrier(shared.states_full).wait(0);
-        sum_state_products();
         NamedBarrier::sync(KdaGradientsConfig::threads(), kInputsRead);
         const auto* const pairs = shared.products.pairs.queries[0].bytes;
         const unsigned row = tile_row(pairs, KdaTokenPairs::row_of(warp) + lane % 16);
