@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <gdn_cuda/kernels/gdn/kda_gradients/plan.cuh>
 
 #include "backward_gradients.hpp"
@@ -55,7 +56,9 @@ struct KdaGradients {
         return device.capability == kHopper && heads_per_key == 1 && dk <= kKdaHeadK && dv > 0 && dv <= Config::kLongestValue;
     }
     static bool takes(const KdaGradientsCall& x, const jit::DeviceTraits& device) {
-        return takes(x.call.dk, x.call.dv, x.call.heads_per_key, device) && Tensors(x).tile();
+        // Gradients of gates are stored by pairs.
+        const bool paired = x.call.dk % 2 == 0 && reinterpret_cast<std::uintptr_t>(x.gate_gradient.data) % 8 == 0;
+        return paired && takes(x.call.dk, x.call.dv, x.call.heads_per_key, device) && Tensors(x).tile();
     }
 
     static void run(const KdaGradientsCall& x, DType io, const Target& target) {
