@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <gdn_cuda/kernels/gdn/kda_gradients/plan.cuh>
 
 #include "backward_gradients.hpp"
@@ -24,7 +25,8 @@ struct KdaGradients {
 
     // What the kernel loads by TMA, as tensors.
     struct Tensors {
-        jit::TiledTensor query, key, output_gradient, value_gradient, states, state_gradients, errors;
+        jit::TiledTensor query, key, output_gradient, value_gradient, query_gradient, key_gradient, states, state_gradients,
+            errors;
 
         explicit Tensors(const KdaGradientsCall& x) {
             const GdnCall& call = x.call;
@@ -36,13 +38,16 @@ struct KdaGradients {
             key = tokens(call.key, call.dk);
             output_gradient = tokens(x.output_gradient, call.dv);
             value_gradient = tokens(x.value_gradient, call.dv);
+            query_gradient = tokens(x.query_gradient, call.dk);
+            key_gradient = tokens(x.key_gradient, call.dk);
             states = states_of(x.from, x.from.states, call.heads, call.dk, call.dv);
             state_gradients = states_of(x.from, x.from.state_gradients, call.heads, call.dk, call.dv);
             errors = errors_of(x.from, call.heads, call.dv);
         }
         bool tile() const {
-            return std::ranges::all_of(std::array{&query, &key, &output_gradient, &value_gradient},
-                                       [](const jit::TiledTensor* each) { return jit::can_tile(*each); });
+            return std::ranges::all_of(
+                std::array{&query, &key, &output_gradient, &value_gradient, &query_gradient, &key_gradient},
+                [](const jit::TiledTensor* each) { return jit::can_tile(*each); });
         }
     };
 
@@ -51,7 +56,9 @@ struct KdaGradients {
         return device.capability == kHopper && heads_per_key == 1 && dk <= kKdaHeadK && dv > 0 && dv <= Config::kLongestValue;
     }
     static bool takes(const KdaGradientsCall& x, const jit::DeviceTraits& device) {
-        return takes(x.call.dk, x.call.dv, x.call.heads_per_key, device) && Tensors(x).tile();
+        // Gradients of gates are stored by pairs.
+        const bool paired = x.call.dk % 2 == 0 && reinterpret_cast<std::uintptr_t>(x.gate_gradient.data) % 8 == 0;
+        return paired && takes(x.call.dk, x.call.dv, x.call.heads_per_key, device) && Tensors(x).tile();
     }
 
     static void run(const KdaGradientsCall& x, DType io, const Target& target) {
@@ -62,6 +69,8 @@ struct KdaGradients {
                         .key = map(tensors.key),
                         .output_gradient = map(tensors.output_gradient),
                         .value_gradient = map(tensors.value_gradient),
+                        .query_gradient = map(tensors.query_gradient),
+                        .key_gradient = map(tensors.key_gradient),
                         .states = map(tensors.states),
                         .state_gradients = map(tensors.state_gradients),
                         .errors = map(tensors.errors),

@@ -8,6 +8,9 @@ namespace gdn_cuda {
 __device__ __forceinline__ float2 pair_at(const float* values) {
     return *reinterpret_cast<const float2*>(values);
 }
+__device__ __forceinline__ float2 times(float2 a, float2 b) {
+    return {a.x * b.x, a.y * b.y};
+}
 
 // Rounds two floats to a packed pair, the first in the low half.
 template <DType kType>

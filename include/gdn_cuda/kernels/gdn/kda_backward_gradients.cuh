@@ -99,7 +99,7 @@ struct KdaChunkGradients {
         given.convert(gates);
 #pragma unroll
         for (int token = 0; token < kKdaTokens; ++token) gate(token) = gates[token];
-        x.find_decays(call(), gates, x.tokens_of(place), head);
+        x.find_decays(call(), gates, x.tokens_of(place), x.rate_log_of(call(), head));
         constexpr int kHalf = kKdaTokens / 2;
         load_rows<0>(x.key, shared.rows.key, shared.key_norm, x.channel);
         load_rows<kHalf>(x.key, shared.rows.key, shared.key_norm, x.channel);

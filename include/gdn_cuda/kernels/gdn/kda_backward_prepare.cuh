@@ -131,7 +131,7 @@ struct KdaBackwardPreparer {
         const KdaGates given(call, place, x.tokens_of(place), head, x.channel);
         float gates[kKdaTokens];
         given.convert(gates);
-        x.find_decays(call, gates, x.tokens_of(place), head);
+        x.find_decays(call, gates, x.tokens_of(place), x.rate_log_of(call, head));
         cp_async_wait<0>();
         __syncthreads();
 #pragma unroll

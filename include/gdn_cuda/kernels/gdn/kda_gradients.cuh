@@ -10,27 +10,26 @@
 //
 // A block of 256 threads takes 64 channels of a chunk of a head, so that two share a multiprocessor: phases of one hide those
 // of the other. Keys of more than 64 channels have a cluster of two blocks, which exchange sums over channels for the norms;
-// the first one stores what is not by channel. Two warps have a quarter of the tokens, a thread a channel of these:
+// the first one stores what is not by channel. A warp has an eighth of the tokens, a thread two channels of these:
 //
 //     loads by TMA; decays -> products over the values, by wgmma (value_products.cuh)
-//     -> operands, and what crosses quarters (quarter.cuh) -> pairs of tokens by warp MMAs (pairs.cuh)
-//     -> sums by channel, in fp32 -> norms, gates, stores
+//     -> operands, and what crosses eighths (eighth.cuh) -> pairs of tokens of different eighths by warp MMAs (pairs.cuh)
+//     -> pairs within an eighth and sums by channel, in fp32 -> norms, gates, stores
 //
-// A pair's decay is the product of two, up to and from a border. Between quarters these are at most 1 for any gates. Pairs
-// within a quarter are summed by channel in fp32 (kda_backward/within.cuh): then every term of dg carries the decay across its
-// token, a reset has a gradient of exactly 0, and nothing cancels. Where a warp's decays, of 32 channels, are slow
-// (KdaGradientsConfig::kSlow), its MMAs sum those pairs too, by reciprocals of decays to the quarter's middle.
+// A pair's decay is a product of decays up to and from borders of eighths, all at most 1 for any gates. Pairs within an eighth
+// are summed by channel in fp32 (kda_backward/within.cuh). Every term of dg carries the decay across its token, so that a reset
+// has a gradient of exactly 0, and nothing cancels.
 //
 // dP and U are used in two 16-bit parts; where entries of T cancel so are R, and keys in dP k and U k.
 //
-// Bound: instructions, some 5,000 a warp and 16 warps a chunk of 128 channels, and their latency: on an H200 22 us a chunk and
-// multiprocessor (4096 chunks, gates as initialised; ccbce4de), of which issuing alone is 12. It moves 210 KB a chunk, and 48
-// KB twice.
+// Bound: instructions and their latency (docs/kernels/kda_backward.md has them by phase). It moves 210 KB a chunk, and 48 KB
+// twice.
 #pragma once
 
+#include <gdn_cuda/kernels/gdn/kda_backward/results.cuh>
+#include <gdn_cuda/kernels/gdn/kda_gradients/eighth.cuh>
 #include <gdn_cuda/kernels/gdn/kda_gradients/loads.cuh>
 #include <gdn_cuda/kernels/gdn/kda_gradients/pairs.cuh>
-#include <gdn_cuda/kernels/gdn/kda_gradients/quarter.cuh>
 #include <gdn_cuda/kernels/gdn/kda_gradients/value_products.cuh>
 
 namespace gdn_cuda::gdn {
@@ -44,41 +43,58 @@ struct KdaGradientsBlock {
     const KdaGradientsCall& args;
     const KdaGradientsArgs& all;
 
-    __device__ __forceinline__ int head() const { return static_cast<int>(blockIdx.y); }
+    __device__ __forceinline__ static int head() { return static_cast<int>(blockIdx.y); }
     __device__ __forceinline__ static int own_thread() { return opaque(static_cast<int>(threadIdx.x)); }
 
+    // By one thread.
+    __device__ __forceinline__ void find_offsets() const {
+        const KdaPlace place = shared.place;
+        const int channel = kda_gradients_place(place, args.call).channel();
+        const Scalars& gates = args.call.gate;
+        const i64 token = place.sequence * args.scalars_sequence + place.first * args.scalars_token + head();
+        shared.offsets = {.gates = gate_bytes(
+                              scalar_offset(gates, place.sequence, place.first, head()) + channel * args.call.channels.channel,
+                              gates.values.type),
+                          .gate_gradient = gate_bytes(token * args.call.dk + channel, args.gate_gradient.type)};
+    }
     __device__ __forceinline__ void run() const {
-        KdaQuarter<kIo> quarter(shared, args);
-        quarter.find_decays();
+        KdaEighth<kIo> eighth(shared, args);
+        eighth.find_decays();
         KdaValueProducts<kIo> products(shared, args);
         products.run();
         if (threadIdx.x == 0 && shared.factors.cancels != 0) [[unlikely]]
             start_kda_row_loads(shared, all, kda_gradients_place(shared.place, args.call));
         __syncwarp();
-        quarter.find_place();
-        if (quarter.quarter == 0) shared.state_product[quarter.own] = products.state_product(quarter.own);
+        eighth.find_place();
         __syncthreads();
-        quarter.load_rows();
-        quarter.split();
+        eighth.load_rows();
+        eighth.split();
         __syncthreads();
-        KdaQuarterPairs<kIo> pairs(shared, quarter.is_slow);
-        pairs.add(false);
+        KdaEighthPairs<kIo>(shared).add();
+        eighth.find_place();
         if (__shfl_sync(0xffffffffu, shared.factors.cancels, 0) != 0) [[unlikely]] {  // warp-uniform for the compiler
             __syncthreads();
-            quarter.store_key_residuals();
+            eighth.store_key_residuals();
             __syncthreads();
-            pairs.add(true);
+            KdaEighthPairs<kIo>(shared).add_residuals();
         }
-        const KdaGates gates = quarter.gates();
+        const KdaGatePairs gates = eighth.gates();
         if (KdaGradientsConfig::blocks(args.call.dk) > 1) cute::cluster_arrive_relaxed();
         __syncthreads();
-        keep_gates(quarter, gates);
-        quarter.finish();
+        eighth.keep_gates(gates);
+        eighth.finish();
         if (kda_gradients_place(shared.place, args.call).part == 0) store_beta_gradients();
+        const bool whole = shared.place.tokens == kChunk;
+        if (whole) cute::tma_store_fence();
         __syncthreads();
-        store_rows(args.query_gradient, shared.rows.query);
-        store_rows(args.key_gradient, shared.rows.key);
+        if (whole) [[likely]] {
+            if (threadIdx.x == 0) store_whole_rows();
+        } else {
+            store_rows(args.query_gradient, shared.rows.query);
+            store_rows(args.key_gradient, shared.rows.key);
+        }
         store_sums();
+        if (whole && threadIdx.x == 0) cute::tma_store_wait<0>();
     }
 
   private:
@@ -94,26 +110,28 @@ struct KdaGradientsBlock {
                         beta_gradient(args.call, place, token, head(), shared.own[token] / beta));
         if (beta != least_beta(kIo)) [[likely]]
             return;
-        Io* const to = rows_at(args.value_gradient) + token * args.value_gradient.token;
+        Io* const to = static_cast<Io*>(args.value_gradient.data) + offset_in(args.value_gradient, place) +
+                       token * args.value_gradient.token;
         for (int column = 0; column < args.call.dv; column += 8) *reinterpret_cast<uint4*>(to + column) = {};
     }
-    // In shared memory, as slopes need them once more.
-    __device__ __forceinline__ static void keep_gates(const KdaQuarter<kIo>& quarter, const KdaGates& gates) {
-        float each[kKdaTokens];
-        gates.convert(each);
-#pragma unroll
-        for (int i = 0; i < kKdaTokens; ++i) quarter.gate(i) = each[i];
+    __device__ __forceinline__ static i64 offset_in(const Rows& rows, const KdaPlace& place) {
+        return place.sequence * rows.batch + place.first * rows.token + head() * rows.head;
     }
-    __device__ __forceinline__ Io* rows_at(const Rows& rows) const {
-        const KdaPlace& place = shared.place;
-        return static_cast<Io*>(rows.data) + place.sequence * rows.batch + place.first * rows.token + head() * rows.head;
+    // By one thread.
+    __device__ __forceinline__ void store_whole_rows() const {
+        const KdaGradientsPlace place = kda_gradients_place(shared.place, args.call);
+        const TileAt at{place.channel(), place.head, static_cast<int>(place.tokens.first),
+                        static_cast<int>(place.tokens.sequence)};
+        tma_store(all.query_gradient, at, shared.rows.query.bytes);
+        tma_store(all.key_gradient, at, shared.rows.key.bytes);
+        cute::tma_store_arrive();
     }
     __device__ __forceinline__ void store_rows(const Rows& rows, const SwizzledTile& from) const {
         constexpr int kVectors = KdaGradientsPlan::kChannels / 8, kStep = kThreads / kVectors;
         const unsigned thread = own_thread(), vector = thread % kVectors;
         const int channel = kda_gradients_place(shared.place, args.call).channel() + 8 * static_cast<int>(vector);
         if (channel >= args.call.dk) return;
-        Io* const to = rows_at(rows) + channel;
+        Io* const to = static_cast<Io*>(rows.data) + offset_in(rows, shared.place) + channel;
 #pragma unroll
         for (int i = 0; i < kChunk; i += kStep) {
             const int token = i + static_cast<int>(thread / kVectors);
@@ -122,7 +140,7 @@ struct KdaGradientsBlock {
                     load_shared(row_vector(tile_row(from.bytes, token), vector));
         }
     }
-    // What quarters have left in place of their first gates.
+    // What eighths have left in place of their first gates.
     __device__ __forceinline__ void store_sums() const {
         const KdaGradientsPlace place = kda_gradients_place(shared.place, args.call);
         const int which = own_thread() / KdaGradientsPlan::kChannels, own = own_thread() % KdaGradientsPlan::kChannels,
@@ -130,7 +148,8 @@ struct KdaGradientsBlock {
         if (args.sums == nullptr || args.gate_gradient.data == nullptr || which >= 2 || channel >= args.call.dk) return;
         float sum = 0.f;
 #pragma unroll
-        for (int i = 0; i < KdaGradientsPlan::kQuarters; ++i) sum += shared.products.kept.gates[kKdaTokens * i + which][own];
+        for (int i = 0; i < KdaGradientsPlan::kEighths; ++i)
+            sum += shared.products.gates[KdaGradientsConfig::kTokens * i + which][own];
         args.sums[which * args.sums_which + place.chunk * args.sums_row + i64{head()} * args.call.dk + channel] = sum;
     }
 };
@@ -140,13 +159,11 @@ __global__ void __launch_bounds__(kConfig.threads(), 2) kda_gradients(const __gr
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<KdaGradientsPlan*>(memory);
     const GdnCall& call = args.call.call;
-    const ChunkPlace found = chunk_at(call.cu_seqlens, call.sequences, call.tokens, kda_gradients_place({}, call).chunk);
-    if (found.sequence < 0) return;
     if (threadIdx.x == 0) {
-        const KdaPlace place{.sequence = call.cu_seqlens.data != nullptr ? 0 : found.sequence,
-                             .first = found.start + found.first,
-                             .tokens = min(kChunk, found.length - found.first)};
-        shared.place = place;
+        const ChunkPlace found = chunk_at(call.cu_seqlens, call.sequences, call.tokens, kda_gradients_place({}, call).chunk);
+        shared.place = {.sequence = call.cu_seqlens.data != nullptr ? 0 : found.sequence,
+                        .first = found.start + found.first,
+                        .tokens = found.sequence < 0 ? 0 : min(kChunk, found.length - found.first)};
         barrier(shared.tokens_full).init(1);
         barrier(shared.states_full).init(1);
         barrier(shared.rows_full).init(1);
@@ -155,8 +172,10 @@ __global__ void __launch_bounds__(kConfig.threads(), 2) kda_gradients(const __gr
             barrier(full).arrive_and_expect_tx(sizeof shared.other_dots[0]);
         }
         cutlass::arch::fence_barrier_init();
+        KdaGradientsBlock<kConfig.io>{shared, args.call, args}.find_offsets();
     }
     __syncthreads();
+    if (shared.place.tokens == 0) return;  // the index is unused
     // The last warp: others start their loads of gates in the meantime.
     if (threadIdx.x == kConfig.threads() - 32) start_kda_gradient_loads(shared, args, kda_gradients_place(shared.place, call));
     __syncwarp();

@@ -11,10 +11,6 @@
 
 namespace gdn_cuda::gdn {
 
-__device__ __forceinline__ float2 times(float2 a, float2 b) {
-    return {a.x * b.x, a.y * b.y};
-}
-
 template <KdaPrepareConfig kConfig, class Thread = KdaBlockThread>
 struct KdaElements {
     static constexpr DType kIo = kConfig.io;

@@ -88,15 +88,13 @@ struct KdaChannel {
     __device__ __forceinline__ static float rate_log_of(const GdnCall& call, i64 head) {
         return call.A_log.data == nullptr ? 0.f : load_alone(call.A_log, head);
     }
-    __device__ __forceinline__ void find_decays(const GdnCall& call, const float (&gates)[kKdaTokens], int tokens, i64 head) {
+    __device__ __forceinline__ void find_decays(const GdnCall& call, const float (&gates)[kKdaTokens], int tokens,
+                                                float rate_log) {
         const auto find = [&]<ChannelGate kForm>() {
-            const ChannelDecay<kForm> decay_of(rate_log_of(call, head), call.channels.lower_bound);
+            const ChannelDecay<kForm> decay_of(rate_log, call.channels.lower_bound);
             const auto find_each = [&](auto&& of) {
 #pragma unroll
-                for (int i = 0; i < kKdaTokens; ++i) {
-                    const float found = opaque(of(gates[i]));  // not a branch for each
-                    decay[i] = i < tokens ? found : 1.f;
-                }
+                for (int i = 0; i < kKdaTokens; ++i) decay[i] = opaque(of(gates[i]));  // not a branch for each
             };
             if (kForm == ChannelGate::softplus && decay_of.rate_log <= ChannelDecay<kForm>::kLargestPlainRateLog)
                 find_each([&](float gate) { return exp2_fast(decay_of.rate * channel_softplus(gate)); });
@@ -113,6 +111,10 @@ struct KdaChannel {
             find.template operator()<ChannelGate::log_decay>();
         else
             find.template operator()<ChannelGate::decay>();
+        if (tokens >= kKdaTokens) [[likely]]
+            return;
+#pragma unroll
+        for (int i = 0; i < kKdaTokens; ++i) decay[i] = i < tokens ? decay[i] : 1.f;
     }
 };
 
@@ -122,7 +124,8 @@ template <int kHalf>
 struct KdaGroup {
     float forwards[kHalf], backwards[kHalf];
 
-    __device__ __forceinline__ KdaGroup(const float (&decay)[kKdaTokens], int first) {
+    template <int kTokens>
+    __device__ __forceinline__ KdaGroup(const float (&decay)[kTokens], int first) {
         float product = 1.f;
 #pragma unroll
         for (int i = 0; i < kHalf; ++i) forwards[i] = product *= decay[first + kHalf + i];

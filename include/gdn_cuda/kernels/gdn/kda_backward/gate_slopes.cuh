@@ -2,7 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/opaque.cuh>
-#include <gdn_cuda/kernels/recurrence/channel_gates.cuh>
+#include <gdn_cuda/kernels/recurrence/channel_decay.cuh>
 #include <gdn_cuda/kernels/recurrence/decay_slopes.cuh>
 
 namespace gdn_cuda::gdn {
@@ -25,10 +25,13 @@ struct KdaGateSlopes {
     // be infinite. Adds A_log's.
     template <bool kPlain>
     __device__ __forceinline__ float gradient_of(float z, float gradient, float& by_rate_log) const {
-        if constexpr (kForm == ChannelGate::softplus || kForm == ChannelGate::bounded) {
-            const Factors factors = kForm == ChannelGate::bounded ? bounded_factors(z)
-                                    : kPlain                      ? softplus_factors(z)
-                                                                  : any_softplus_factors(z);
+        if constexpr (kForm == ChannelGate::bounded) {
+            const float u = rate * z, by_u = gradient * bounded_slope(u);
+            by_rate_log += by_u == 0.f ? 0.f : by_u * u;  // rate or u may be infinite
+            return by_u == 0.f ? by_u : by_u * rate;
+        }
+        if constexpr (kForm == ChannelGate::softplus) {
+            const Factors factors = kPlain ? softplus_factors(z) : any_softplus_factors(z);
             by_rate_log += gradient == 0.f ? 0.f : gradient * factors.rate_log;
             return gradient == 0.f ? gradient : gradient * factors.gate;
         }
@@ -48,11 +51,10 @@ struct KdaGateSlopes {
         const float e = exp_fast(-fabsf(z)), reciprocal = reciprocal_fast(1.f + e);
         return {-rate * (z < 0.f ? e * reciprocal : reciprocal), -rate * (fmaxf(z, 0.f) + log1p_of_unit(e))};
     }
-    // The derivative of lower_bound sigmoid(u), u = exp(A_log) z, by z and by A_log.
-    __device__ __forceinline__ Factors bounded_factors(float z) const {
-        const float u = rate * z, e = exp_fast(-fabsf(u)), reciprocal = reciprocal_fast(1.f + e);
-        const float slope = opaque(lower_bound * (e * reciprocal * reciprocal));     // not a branch for each gate
-        return {slope == 0.f ? 0.f : slope * rate, slope == 0.f ? 0.f : slope * u};  // rate or u may be infinite
+    // The derivative of lower_bound sigmoid(u).
+    __device__ __forceinline__ float bounded_slope(float u) const {
+        const float e = exp2_fast(fabsf(u) * -kLog2E), reciprocal = reciprocal_fast(1.f + e);
+        return opaque(lower_bound * (e * reciprocal * reciprocal));  // not a branch for each gate
     }
 };
 

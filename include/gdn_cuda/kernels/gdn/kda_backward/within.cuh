@@ -6,14 +6,15 @@
 
 namespace gdn_cuda::gdn {
 
-// In this order: pairs of tokens in different halves of the chunk, which is first as there are no other gradients yet; states;
-// all other pairs.
-struct KdaChannelGradients {
-    float query[kKdaTokens], key[kKdaTokens], decay[kKdaTokens];
+// Sums over pairs of kTokens tokens, for a channel. x: keys, queries and decays; gradients.at[row][column]: those of the scores
+// of query and key, and of key and key.
+template <int kTokens>
+struct KdaPairSums {
+    float query[kTokens], key[kTokens], decay[kTokens];
 
     // Pairs of tokens in different halves of the group of 2 * kHalf tokens at `first`.
-    template <int kHalf, bool kAdds = true>
-    __device__ __forceinline__ void add_halves(const KdaChannel& x, const KdaTokenGradients& gradients, int first) {
+    template <int kHalf, bool kAdds = true, bool kAddsDecays = kAdds>
+    __device__ __forceinline__ void add_halves(const auto& x, const auto& gradients, int first) {
         const KdaGroup<kHalf> group(x.decay, first);
         float lower[kHalf], to_lower[kHalf] = {}, crossing[kHalf];
 #pragma unroll
@@ -25,7 +26,7 @@ struct KdaChannelGradients {
             float to_query = 0.f, to_key = 0.f;
 #pragma unroll
             for (int j = 0; j < kHalf; ++j) {
-                const KdaTokenGradients::Pair each = gradients.at[upper][first + j];
+                const auto each = gradients.at[upper][first + j];
                 to_query = fmaf(each.query, lower[j], to_query);
                 to_key = fmaf(each.key, lower[j], to_key);
                 to_lower[j] = fmaf(each.query, upper_query, fmaf(each.key, upper_key, to_lower[j]));
@@ -37,16 +38,36 @@ struct KdaChannelGradients {
 #pragma unroll
         for (int i = kHalf - 1; i >= 0; --i) {
             if (i + 1 < kHalf) crossing[i] += crossing[i + 1];
-            decay[first + kHalf + i] = sum<kAdds>(crossing[i], decay[first + kHalf + i]);
+            decay[first + kHalf + i] = sum<kAddsDecays>(crossing[i], decay[first + kHalf + i]);
         }
         float before = 0.f;
 #pragma unroll
         for (int j = 0; j < kHalf; ++j) {
             key[first + j] = sum<kAdds>(group.backwards[j] * to_lower[j], key[first + j]);
-            if (j > 0 || !kAdds) decay[first + j] = sum<kAdds>(before, decay[first + j]);
+            if (j > 0 || !kAddsDecays) decay[first + j] = sum<kAddsDecays>(before, decay[first + j]);
             before = j > 0 ? fmaf(lower[j], to_lower[j], before) : lower[j] * to_lower[j];
         }
     }
+    // All pairs in the group of 2 * kHalf tokens at `first`.
+    template <int kHalf>
+    __device__ __forceinline__ void add_group(const auto& x, const auto& gradients, int first) {
+        add_halves<kHalf>(x, gradients, first);
+        if constexpr (kHalf > 1) {
+            add_group<kHalf / 2>(x, gradients, first);
+            add_group<kHalf / 2>(x, gradients, first + kHalf);
+        }
+    }
+
+  private:
+    template <bool kAdds>
+    __device__ __forceinline__ static float sum(float x, float before) {
+        return kAdds ? before + x : x;
+    }
+};
+
+// In this order: pairs of tokens in different halves of the chunk, which is first as there are no other gradients yet; states;
+// all other pairs.
+struct KdaChannelGradients : KdaPairSums<kKdaTokens> {
     // Sums over pairs of tokens in different halves of the chunk; what was there before is overwritten.
     __device__ __forceinline__ void start(const KdaChannel& x, const KdaTokenGradients& gradients) {
         add_halves<kKdaTokens / 2, false>(x, gradients, 0);
@@ -85,15 +106,6 @@ struct KdaChannelGradients {
             products(2, i) = key[i];
         }
     }
-    // All pairs in the group of 2 * kHalf tokens at `first`.
-    template <int kHalf>
-    __device__ __forceinline__ void add_group(const KdaChannel& x, const KdaTokenGradients& gradients, int first) {
-        add_halves<kHalf>(x, gradients, first);
-        if constexpr (kHalf > 1) {
-            add_group<kHalf / 2>(x, gradients, first);
-            add_group<kHalf / 2>(x, gradients, first + kHalf);
-        }
-    }
     // Calls keep(i, gradient) for logarithms of decays as soon as they are complete.
     template <class Products, class Keep>
     __device__ __forceinline__ void add_rest(const KdaChannel& x, const KdaTokenGradients& gradients, Products&& products,
@@ -112,12 +124,6 @@ struct KdaChannelGradients {
 #pragma unroll
             for (int i = first; i < first + kHalf; ++i) keep(i, decay[i]);
         }
-    }
-
-  private:
-    template <bool kAdds>
-    __device__ __forceinline__ static float sum(float x, float before) {
-        return kAdds ? before + x : x;
     }
 };
 

@@ -1,14 +1,11 @@
-// Sums over pairs of tokens by warp MMAs. A warp has the 16 tokens of a quarter and 32 channels, and adds to what its own
-// threads have there, times the decays to or from its border, without those between a token and the border, which those
-// multiply by:
+// Sums over pairs of tokens of different eighths, by warp MMAs. A warp has the 16 tokens of a quarter and 32 channels. It
+// starts from what those have from the states:
 //
-//     rows           dP (R k), U (R k), from tokens of earlier quarters
-//     columns        dP^T (L q) + U^T (L k), from tokens of later ones
+//     rows           scale dO S + dP (R k), -dV S + U (R k), from tokens of earlier eighths
+//     columns        beta R E + dP^T (L q) + U^T (L k), from tokens of later ones
 //
-// L: the decays from a quarter's border to a token, R: those from a token to the border. Sums pass from quarter to quarter,
-// with the decays between their borders. The border is a quarter's start for L and its end for R, so that all are at most 1.
-// Where all decays are slow (KdaGradientsConfig::kSlow) it is its middle, L and R of some tokens are reciprocals of decays, and
-// pairs within a quarter are among the sums.
+// L: the decays from an eighth's start to a token, R: those from a token to its eighth's end. Sums pass from eighth to eighth,
+// with the eighth's decays. The tokens' threads multiply them by L and R. All decays are at most 1.
 #pragma once
 
 #include <gdn_cuda/kernels/common/mma.cuh>
@@ -17,170 +14,232 @@
 namespace gdn_cuda::gdn {
 
 template <DType kIo>
-struct KdaQuarterPairs : Lane {
-    static constexpr int kTiles = 4, kQuarters = KdaGradientsPlan::kQuarters;  // tiles of 8 channels
-    using Sums = float[kTiles][4];
-    using Right = unsigned[kTiles / 2][4];
+struct KdaEighthPairs : Lane {
+    static constexpr int kTiles = 4, kQuarters = KdaGradientsPlan::kQuarters,  // tiles of 8 channels
+        kEighths = KdaGradientsPlan::kEighths, kTokens = KdaGradientsConfig::kTokens;
+    using Sums = float[kTiles][4];          // a tile's: two channels of a token of the first eighth, and of the second
+    using Right = unsigned[kTiles / 2][4];  // an eighth's tokens twice, as left operands have them
 
     KdaGradientsPlan& shared;
-    const bool is_slow;  // whether all of the warp's decays are
+    unsigned words, floats;  // bytes from tiles, and from products, to the lane's first pair of channels of its first token
+    unsigned vectors;        // bytes from tiles to the lane's vector of right operands, in the first eighth
 
-    __device__ __forceinline__ KdaQuarterPairs(KdaGradientsPlan& shared, bool is_slow) : shared(shared), is_slow(is_slow) {
-        find_lane();
-    }
+    __device__ __forceinline__ explicit KdaEighthPairs(KdaGradientsPlan& shared) : shared(shared) { find_place(); }
 
-    // residual: only rows, as earlier_key is what rounding has left of the keys.
-    __device__ __forceinline__ void add(bool residual) {
-        if (quarter() > 0 || is_slow) add_rows(residual);
-        if (!residual && (quarter() < kQuarters - 1 || is_slow)) add_columns();
+    __device__ __forceinline__ void add() {
+        add_rows<false>();
+        add_columns();
     }
+    // Only rows, as earlier_key is what rounding has left of the keys.
+    __device__ __forceinline__ void add_residuals() { add_rows<true>(); }
 
   private:
+    __device__ __forceinline__ void find_place() {
+        find_lane();
+        const unsigned row = 2 * kTokens * quarter() + g;
+        words = opaque(row * 128 + (((part() * 4) ^ g) << 4) + 4 * t);
+        floats = opaque(KdaChannelProducts::at(row, channel(0)));
+        vectors = opaque(static_cast<unsigned>(lane % 8 * 128 + ((lane % 8 ^ (4 * part() + lane / 16)) << 4)));
+    }
     __device__ __forceinline__ int quarter() const { return 2 * group + warp / 2; }
     __device__ __forceinline__ int part() const { return warp % 2; }
     __device__ __forceinline__ int channel(int tile) const { return 32 * part() + 8 * tile + 2 * t; }
-    // The pair of channels of accumulators' row g, at a multiple of 8 rows.
-    __device__ __forceinline__ float2 own_pair(const SwizzledTile& rows, int first, int tile) const {
-        return unpack<kIo>(load_shared_word(row_vector(tile_row(rows.bytes, first + g), part() * 4 + tile) + 4 * t));
+    // Pairs of channels of the lane's token in one of the quarter's eighths.
+    __device__ __forceinline__ float2 own_pair(const SwizzledTile& rows, int half, int tile) const {
+        return unpack<kIo>(load_shared_word(shared_address(rows.bytes) + (words ^ tile << 4) + half * kTokens * 128));
     }
-    // The 16 tokens of a quarter.
-    __device__ __forceinline__ void load(Right& right, const SwizzledTile& rows, int of) const {
-        const unsigned at = row_vector(tile_row(rows.bytes, kKdaTokens * of + lane % 16), part() * 4 + lane / 16);
+    __device__ __forceinline__ float2& product(int which, int half, int tile) const {
+        return *reinterpret_cast<float2*>(shared.products.states[which].bytes + (floats ^ tile << 5) +
+                                          half * kTokens * KdaChannelProducts::kRow);
+    }
+    __device__ __forceinline__ void load(Right& right, const SwizzledTile& rows, int eighth) const {
+        const unsigned at = shared_address(rows.bytes) + vectors + eighth * kTokens * 128;
         ldmatrix_x4_trans(right[0], at);
         ldmatrix_x4_trans(right[1], at ^ 2 << 4);
     }
-    // sums += x right, or x^T right, of the tokens of two quarters (`of` is not earlier), x in two parts.
-    template <bool kTransposed>
-    __device__ __forceinline__ void multiply(Sums& sums, const KdaTokenPairs (&x)[2], int of, int other,
-                                             const Right& right) const {
-        const VectorOfLane place = kTransposed ? VectorOfLane::crossed(lane) : VectorOfLane::straight(lane);
-        const unsigned at = row_vector(tile_row(x[0].bytes, KdaTokenPairs::row_of(of) + place.row),
-                                       KdaTokenPairs::column_of(of, other) / 8 + place.vector);
+    // sums += left right. Left operands have an eighth's tokens twice: of x rounded, and of its residual.
+    __device__ __forceinline__ void multiply(Sums& sums, const unsigned (&left)[4], const Right& right) const {
 #pragma unroll
-        for (int part = 0; part < 2; ++part) {
-            unsigned left[4];
-            if constexpr (kTransposed)
-                ldmatrix_x4_trans(left, at + part * sizeof(KdaTokenPairs));
-            else
-                ldmatrix_x4(left, at + part * sizeof(KdaTokenPairs));
-#pragma unroll
-            for (int tile = 0; tile < kTiles; ++tile)
-                mma_m16n8k16<kIo>(sums[tile], left, right[tile / 2][tile % 2 * 2], right[tile / 2][tile % 2 * 2 + 1]);
-        }
+        for (int tile = 0; tile < kTiles; ++tile)
+            mma_m16n8k16<kIo>(sums[tile], left, right[tile / 2][tile % 2 * 2], right[tile / 2][tile % 2 * 2 + 1]);
     }
-    __device__ __forceinline__ void multiply_columns(Sums& sums, int other) const {
-        Right right;
-        load(right, shared.rows.query, other);
-        multiply<true>(sums, shared.products.pairs.queries, other, quarter(), right);
-        load(right, shared.rows.key, other);
-        multiply<true>(sums, shared.products.pairs.keys, other, quarter(), right);
+    // The lane's address of a left operand in the first of x: of the quarter's rows against an earlier eighth, where the vector
+    // is its index,
+    __device__ __forceinline__ unsigned rows_of(const KdaTokenPairs (&x)[2]) const {
+        static_assert(KdaTokenPairs::column_of(1, 1) == 2 * kTokens);
+        return tile_row(x[0].bytes, KdaTokenPairs::row_of(quarter()) + lane % 16) +
+               lane / 16 * static_cast<int>(sizeof(KdaTokenPairs));
+    }
+    // and of its columns against the first later eighth that has rows; others follow.
+    static constexpr int kFirstRows = 2;
+    __device__ __forceinline__ unsigned columns_of(const KdaTokenPairs (&x)[2]) const {
+        static_assert(KdaTokenPairs::row_of(kFirstRows / 2) == 0);
+        return row_vector(tile_row(x[0].bytes, lane % 8), 2 * quarter() + lane / 8 % 2) +
+               lane / 16 * static_cast<int>(sizeof(KdaTokenPairs));
+    }
+    static constexpr int kKeys = 2 * sizeof(KdaTokenPairs);  // U is after dP
+    // Pairs of the quarter's own eighths: dP rounded, its residual, and the same of U.
+    __device__ __forceinline__ unsigned own_pairs() const {
+        return row_vector(
+                   tile_row(shared.products.pairs.queries[0].bytes, KdaTokenPairs::row_of(quarter()) + kTokens + lane % 8),
+                   KdaTokenPairs::column_of(quarter(), quarter()) / 8) +
+               lane / 8 * static_cast<int>(sizeof(KdaTokenPairs));
     }
 
-    __device__ __forceinline__ void add_rows(bool residual) {
-        const int until = quarter() + is_slow;
+    template <bool kResidual>
+    __device__ __forceinline__ void add_rows() {
         Sums query = {}, key = {};
+        if constexpr (!kResidual)
+#pragma unroll
+            for (int i = 0; i < 2 * kTiles; ++i) {
+                const float2 by_query = product(0, i % 2, i / 2), by_key = product(1, i % 2, i / 2);
+                set(query, i % 2, i / 2, by_query);
+                set(key, i % 2, i / 2, {-by_key.x, -by_key.y});
+            }
+        const int own = 2 * quarter();
+        const unsigned rows = rows_of(shared.products.pairs.queries);
 #pragma unroll 1
-        for (int other = 0; other < until; ++other) {
-            if (other > 0) pass(shared.after[other - 1], shared.before[other], shared.whole[other], query, key);
-            // Sums with the first two quarters cross the third.
-            if (quarter() == 3 && other == 2 && !residual)
-                store_sums(shared.carried.over_third, shared.after[2], shared.before[3], [&](int half, int tile) {
-                    const float2 q = own_pair(shared.rows.query, kKdaTokens * 3 + 8 * half, tile),
-                                 k = own_pair(shared.rows.key, kKdaTokens * 3 + 8 * half, tile);
-                    const float *const by_query = &query[tile][2 * half], *const by_key = &key[tile][2 * half];
-                    return float2{fmaf(q.x, by_query[0], k.x * by_key[0]), fmaf(q.y, by_query[1], k.y * by_key[1])};
-                });
+        for (int other = 0; other < own; ++other) {
+            if (!kResidual && own == 6 && other == 4) {
+                const KdaEighthPairs anew(shared);  // addresses would be computed ahead of the loop, by all warps
+                anew.store_quarter_sums(
+                    shared.carried.over_third, [&](int half, int tile) { return anew.row_term(query, key, half, tile); }, 6, 4,
+                    5);
+            }
+            pass<0>(other, query, key);
+            pass<1>(other, query, key);
             Right right;
             load(right, shared.products.earlier_key, other);
-            multiply<false>(query, shared.products.pairs.queries, quarter(), other, right);
-            multiply<false>(key, shared.products.pairs.keys, quarter(), other, right);
+            unsigned left[4];
+            ldmatrix_x4(left, row_vector(rows, other));
+            multiply(query, left, right);
+            ldmatrix_x4(left, row_vector(rows, other) + kKeys);
+            multiply(key, left, right);
         }
-        if (!is_slow) pass(shared.after[quarter() - 1], nullptr, nullptr, query, key);
-        find_lane();  // anew: addresses would be computed early, and registers spill
-        const auto* const border = residual ? nullptr : shared.earlier;
-        add(0, query, 1.f, border);
-        add(1, key, -1.f, border);
+        pass<1>(own, query, key);
+        if (!kResidual)
+            store_sums(shared.carried.over_lower[quarter()], [&](int tile) { return row_term(query, key, 1, tile); });
+        Right right;
+        load(right, shared.products.earlier_key, own);
+        unsigned left[4];
+        ldmatrix_x4(left, own_pairs());
+        multiply(query, {0, left[0], 0, left[1]}, right);
+        multiply(key, {0, left[2], 0, left[3]}, right);
+        find_place();  // anew: addresses would be computed early, and registers spill
+        store<kResidual>(0, query);
+        store<kResidual>(1, key);
+    }
+    __device__ __forceinline__ float2 row_term(const Sums& query, const Sums& key, int half, int tile) const {
+        const float2 q = own_pair(shared.rows.query, half, tile), k = own_pair(shared.rows.key, half, tile);
+        const float *const by_query = &query[tile][2 * half], *const by_key = &key[tile][2 * half];
+        return {fmaf(q.x, by_query[0], k.x * by_key[0]), fmaf(q.y, by_query[1], k.y * by_key[1])};
     }
     __device__ __forceinline__ void add_columns() {
-        Sums key = {};
-#pragma unroll 1
-        for (int other = kQuarters - 1; other > quarter(); --other) {
-            if (other < kQuarters - 1) pass(shared.before[other + 1], shared.after[other], shared.whole[other], key);
-            if (quarter() == 0 && other == 1)
-                store_column_sums(shared.carried.over_second, shared.before[1], shared.after[0], key);
-            multiply_columns(key, other);
-        }
-        if (quarter() < kQuarters - 1) pass(shared.before[quarter() + 1], shared.after[quarter()], nullptr, key);
-        if (is_slow) {
-            Sums own = {};
-            multiply_columns(own, quarter());
-            store_column_sums(shared.within[quarter()], nullptr, nullptr, own);
+        Sums key;
 #pragma unroll
-            for (int i = 0; i < 4 * kTiles; ++i) key[i / 4][i % 4] += own[i / 4][i % 4];
+        for (int i = 0; i < 2 * kTiles; ++i) set(key, i % 2, i / 2, product(2, i % 2, i / 2));
+        const int own = 2 * quarter();
+        const unsigned columns = columns_of(shared.products.pairs.queries);
+#pragma unroll 1
+        for (int other = kEighths - 1; other > own + 1; --other) {
+            if (own == 0 && other == 3) {
+                const KdaEighthPairs anew(shared);
+                anew.store_quarter_sums(
+                    shared.carried.over_second, [&](int half, int tile) { return anew.column_term(key, 1 - half, tile); }, 1, 2,
+                    3);
+            }
+            pass<0>(other, key);
+            pass<1>(other, key);
+            const unsigned at = columns + (other - kFirstRows) * kTokens * 128;
+            Right right;
+            unsigned left[4];
+            load(right, shared.rows.query, other);
+            ldmatrix_x4_trans(left, at);
+            multiply(key, left, right);
+            load(right, shared.rows.key, other);
+            ldmatrix_x4_trans(left, at + kKeys);
+            multiply(key, left, right);
         }
-        find_lane();
-        add(2, key, 1.f, shared.later);
+        pass<0>(own + 1, key);
+        store_sums(shared.carried.over_upper[quarter()], [&](int tile) { return column_term(key, 0, tile); });
+        unsigned left[4];
+        ldmatrix_x4_trans(left, own_pairs());
+        Right right;
+        load(right, shared.rows.query, own + 1);
+        multiply(key, {left[0], 0, left[1], 0}, right);
+        load(right, shared.rows.key, own + 1);
+        multiply(key, {left[2], 0, left[3], 0}, right);
+        find_place();
+        store<false>(2, key);
+    }
+    __device__ __forceinline__ float2 column_term(const Sums& key, int half, int tile) const {
+        const float2 k = own_pair(shared.products.earlier_key, half, tile);
+        return {k.x * key[tile][2 * half], k.y * key[tile][2 * half + 1]};
     }
 
-    // The product of decays, where they are given, of the lane's channels.
-    __device__ __forceinline__ float2 decays(const float* a, const float* b, const float* c, int tile) const {
-        float2 product{1.f, 1.f};
-        for (const float* each : {a, b, c})
-            if (each != nullptr) {
-                const float2 pair = pair_at(each + channel(tile));
-                product = {product.x * pair.x, product.y * pair.y};
-            }
-        return product;
+    __device__ __forceinline__ static void set(Sums& sums, int half, int tile, float2 pair) {
+        sums[tile][2 * half] = pair.x;
+        sums[tile][2 * half + 1] = pair.y;
     }
-    template <class... All>
-    __device__ __forceinline__ void pass(const float* a, const float* b, const float* c, All&... sums) const {
+    // Sums of one of the quarter's eighths times the decays of an eighth.
+    template <int kHalf, class... All>
+    __device__ __forceinline__ void pass(int other, All&... sums) const {
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-            const float2 decay = decays(a, b, c, tile);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) ((sums[tile][i] *= i % 2 == 0 ? decay.x : decay.y), ...);
+            const float2 decay = pair_at(&shared.whole[other][channel(tile)]);
+            ((sums[tile][2 * kHalf] *= decay.x, sums[tile][2 * kHalf + 1] *= decay.y), ...);
         }
     }
-    // In place of a product: it times the decays to or from the border, and sums times a sign.
-    __device__ __forceinline__ void add(int which, const Sums& sums, float sign,
-                                        const KdaGradientsPlan::Channels* border) const {
-        auto* const to = shared.products.states[which].bytes;
+    template <bool kAdds>
+    __device__ __forceinline__ void store(int which, const Sums& sums) const {
+#pragma unroll
+        for (int i = 0; i < 2 * kTiles; ++i) {
+            const int half = i % 2, tile = i / 2;
+            float2& to = product(which, half, tile);
+            const float2 before = kAdds ? to : float2{};
+            const float* const pair = &sums[tile][2 * half];
+            to = kAdds ? float2{before.x + pair[0], before.y + pair[1]} : float2{pair[0], pair[1]};
+        }
+    }
+    // Sums of terms(tile), pairs of channels, over the tokens of an eighth, times the decays of other eighths.
+    template <class Terms, class... Others>
+    __device__ __forceinline__ void store_sums(KdaGradientsPlan::Channels& to, Terms&& terms, Others... others) const {
+        float values[2 * kTiles];
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-            const float2 decay = border == nullptr ? float2{1.f, 1.f} : pair_at(&border[quarter()][channel(tile)]);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                auto& pair = *reinterpret_cast<float2*>(
-                    to + KdaChannelProducts::at(kKdaTokens * quarter() + g + 8 * half, channel(tile)));
-                pair = {fmaf(decay.x, pair.x, sign * sums[tile][2 * half]),
-                        fmaf(decay.y, pair.y, sign * sums[tile][2 * half + 1])};
-            }
+            const float2 sum = terms(tile);
+            values[2 * tile] = sum.x;
+            values[2 * tile + 1] = sum.y;
         }
+        // A lane keeps the half of the values that its bit of g has: in the end g's.
+        add_lanes<4>(values, 16);
+        add_lanes<2>(values, 8);
+        add_lanes<1>(values, 4);
+        const int own = channel(g / 2) + g % 2;
+        ((values[0] *= shared.whole[others][own]), ...);
+        to[own] = values[0];
     }
-    // Sums of terms(half, tile), pairs of channels, over the quarter's tokens, times decays.
-    template <class Terms>
-    __device__ __forceinline__ void store_sums(KdaGradientsPlan::Channels& to, const float* one, const float* other,
-                                               Terms&& terms) const {
+    // The same over the quarter. Terms of half 1 have a decay more.
+    template <class Terms, class... Others>
+    __device__ __forceinline__ void store_quarter_sums(KdaGradientsPlan::Channels& to, Terms&& terms, int more,
+                                                       Others... others) const {
+        store_sums(
+            to,
+            [&](int tile) {
+                const float2 first = terms(0, tile), second = terms(1, tile),
+                             decay = pair_at(&shared.whole[more][channel(tile)]);
+                return float2{fmaf(decay.x, second.x, first.x), fmaf(decay.y, second.y, first.y)};
+            },
+            others...);
+    }
+    template <int kCount>
+    __device__ __forceinline__ void add_lanes(float* values, int step) const {
+        const bool upper = (lane & step) != 0;
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-            const float2 first = terms(0, tile), second = terms(1, tile);
-            float2 sum{first.x + second.x, first.y + second.y};
-#pragma unroll
-            for (int step = 4; step < 32; step *= 2) {
-                sum.x += __shfl_xor_sync(0xffffffffu, sum.x, step);
-                sum.y += __shfl_xor_sync(0xffffffffu, sum.y, step);
-            }
-            if (g > 0) continue;
-            const float2 decay = decays(one, other, nullptr, tile);
-            *reinterpret_cast<float2*>(&to[channel(tile)]) = {sum.x * decay.x, sum.y * decay.y};
+        for (int i = 0; i < kCount; ++i) {
+            const float kept = upper ? values[i + kCount] : values[i], given = upper ? values[i] : values[i + kCount];
+            values[i] = kept + __shfl_xor_sync(0xffffffffu, given, step);
         }
-    }
-    __device__ __forceinline__ void store_column_sums(KdaGradientsPlan::Channels& to, const float* one, const float* other,
-                                                      const Sums& key) const {
-        store_sums(to, one, other, [&](int half, int tile) {
-            const float2 k = own_pair(shared.products.earlier_key, kKdaTokens * quarter() + 8 * half, tile);
-            return float2{k.x * key[tile][2 * half], k.y * key[tile][2 * half + 1]};
-        });
     }
 };
 

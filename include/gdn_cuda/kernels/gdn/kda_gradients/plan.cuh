@@ -15,13 +15,13 @@ struct KdaGradientsConfig {
 
     GDN_FIELDS(io)
 
-    // A thread has a channel of the key and the tokens of a quarter of the chunk: a quarter is two warps'.
-    static constexpr int kQuarters = kChunk / kKdaTokens, kLongestValue = 128, kValueTiles = kLongestValue / kTileElements,
-                         kChannels = kTileElements;
-    // The least product of the decays of half of a quarter whose reciprocal may scale an operand. Gradients of gates then are
-    // differences of sums over a quarter's pairs, so that decays must not be much smaller than 1.
-    static constexpr float kSlow = 1.f / 16;
-    GDN_HOST_DEVICE static constexpr int threads() { return kQuarters * kChannels; }
+    // A thread has two channels of the key and the tokens of an eighth of the chunk, which is a warp's.
+    static constexpr int kTokens = 8, kEighths = kChunk / kTokens, kQuarters = kEighths / 2, kLongestValue = 128,
+                         kValueTiles = kLongestValue / kTileElements, kChannels = kTileElements;
+    // How many blocks ahead of itself, by index, a block brings states and errors into the L2 cache: as many as run at once on
+    // 132 multiprocessors. 0: none.
+    static constexpr int kAhead = 264;
+    GDN_HOST_DEVICE static constexpr int threads() { return kEighths * kChannels / 2; }
     // How many blocks take a head's chunk, as a cluster.
     GDN_HOST_DEVICE static constexpr int blocks(int dk) { return dk > kChannels ? kKdaHeadK / kChannels : 1; }
 };
@@ -43,6 +43,7 @@ struct KdaGradientsCall {
 
 struct KdaGradientsArgs {
     TensorMap query, key, output_gradient, value_gradient;  // (d, head, token, batch)
+    TensorMap query_gradient, key_gradient;                 // the same
     TensorMap states, state_gradients;                      // (column, 0, row, head and chunk)
     TensorMap errors;                                       // (column, part, token, head and chunk)
     KdaGradientsCall call;
@@ -61,7 +62,8 @@ struct KdaChannelProducts {
         return row * kRow + (channel * 4 ^ row % 4 << 5);
     }
 };
-// dP or U, swizzled as tiles are: a row of all but the first 16 tokens. Pairs among those are in what is above the diagonal.
+// dP or U between eighths, swizzled as tiles are: a row of all but the first 16 tokens. Pairs among those are in what is above
+// the diagonal.
 struct alignas(1024) KdaTokenPairs {
     unsigned char bytes[(kChunk - kKdaTokens) * 128];
 
@@ -71,10 +73,13 @@ struct alignas(1024) KdaTokenPairs {
         return quarter == 0 ? kChunk - kKdaTokens : kKdaTokens * other;
     }
 };
+// dP and U within an eighth.
+struct KdaEighthGradients {
+    alignas(16) KdaTokenGradients::Pair at[KdaGradientsConfig::kTokens][KdaGradientsConfig::kTokens];
+};
 struct KdaGradientsPlan {
-    static constexpr int kQuarters = KdaGradientsConfig::kQuarters, kValueTiles = KdaGradientsConfig::kValueTiles,
-                         kChannels = KdaGradientsConfig::kChannels;
-    static constexpr int kStateProducts = KdaGradientsConfig::threads() / (kChannels / 2);
+    static constexpr int kEighths = KdaGradientsConfig::kEighths, kQuarters = KdaGradientsConfig::kQuarters,
+                         kValueTiles = KdaGradientsConfig::kValueTiles, kChannels = KdaGradientsConfig::kChannels;
     using Channels = float[kChannels];
 
     struct Inputs {
@@ -85,29 +90,29 @@ struct KdaGradientsPlan {
         KdaTokenPairs queries[2],
             keys[2];  // dP and U, rounded, and the rounding residuals, without pairs of a token and itself
     };
-    struct Kept {
-        Channels gates[kChunk];  // then, of each quarter, sums of A_log's and dt_bias's gradients
-        unsigned queries[kKdaTokens / 4][KdaGradientsConfig::threads()];  // pairs of half of a thread's tokens
-    };
     struct Products {
-        // scale dO S, dV S and beta R E; then what each quarter's tokens have from outside of it, without decays within it. The
+        // scale dO S, dV S and beta R E; then what each eighth's tokens have from outside of it, without decays within it. The
         // first two come in place of dO and dV while the last is formed.
         KdaChannelProducts states[3];
         union {
             Pairs pairs;
-            Kept kept;
+            Channels gates[kChunk];  // then, of each eighth, sums of A_log's and dt_bias's gradients
         };
-        SwizzledTile earlier_key;  // keys times the decays from the token to a border
+        SwizzledTile earlier_key;  // keys times the decays from the token to its eighth's end
     };
-    // Then times the decays from a border to each token, as operands; then their gradients, rounded.
+    // Then times the decays from its eighth's start to each token, as operands; then their gradients, rounded.
     struct Rows {
         SwizzledTile query, key;
     };
-    // What quarters have for gates of others, by channel.
+    // What eighths have for gates of others, by channel.
     struct Carried {
-        Channels earlier[kQuarters - 1];   // through the state before the chunk, of all quarters but the first
-        Channels later[kQuarters - 1];     // through the state after it, of all but the last
-        Channels over_third, over_second;  // pairs of tokens on either side of a quarter
+        // Through the state before the chunk, of eighths from the third on; through that after it, up to the last but two.
+        Channels earlier[kEighths - 2], later[kEighths - 2];
+        // The same of the last quarter across the third, and of the first across the second, with their pairs of tokens across
+        // it.
+        Channels over_third, over_second;
+        // The same within each quarter: of the second eighth across the first, and of the first across the second.
+        Channels over_lower[kQuarters], over_upper[kQuarters];
     };
 
     union {
@@ -118,31 +123,22 @@ struct KdaGradientsPlan {
         Rows rows;
         SwizzledTile error_residual[kValueTiles];  // before, where there is one
     };
-    KdaTokenGradients blocks[kQuarters];  // dP and U within a quarter
+    KdaEighthGradients blocks[kEighths];
     KdaTrainingFactors factors;
-    Channels before[kQuarters], after[kQuarters];  // where decays are slow, those of each half of a quarter, or else 1
-    union {
-        Channels whole[kQuarters];                              // a quarter's decays, or 1 where they are slow
-        float dots[kQuarters][kChannels / 32][2 * kKdaTokens];  // x.dx of queries x, and of keys
-    };
-    union {
-        Channels state_products[kStateProducts];  // sums of S E over some of the rows each
-        Carried carried;
-    };
-    Channels state_product;  // the sum of S E over all rows
-    // Decays from the chunk's start to each quarter's border, and from that to the chunk's end; a warp uses its own.
-    union {
-        Channels earlier[kQuarters];
-        Channels within[kQuarters];  // sums over pairs within a quarter, where decays are slow
-    };
-    union {
-        Channels later[kQuarters];
-        float other_dots[kQuarters][2 * kKdaTokens];  // the other block's
-    };
+    Channels whole[kEighths];  // the product of an eighth's decays
+    Carried carried;
+    Channels state_product;  // sums of S E over the values
+    // x.dx of queries x, and of keys, and the other block's.
+    float dots[kEighths][2 * KdaGradientsConfig::kTokens], other_dots[kEighths][2 * KdaGradientsConfig::kTokens];
+    float rate_log[kEighths];                                // A_log, for each warp
     float own[kChunk];                                       // dV R of a token
     unsigned long long tokens_full, states_full, rows_full;  // mbarriers: dO, dV, R and factors; S and E; keys and queries
-    unsigned long long dots_full[kQuarters];
+    unsigned long long dots_full[kEighths];
     KdaPlace place;  // up to 64 tokens; in shared memory to save registers
+    // Bytes to the chunk's first token and the block's first channel, in gates and in their gradients.
+    struct Offsets {
+        i64 gates, gate_gradient;
+    } offsets;
 };
 static_assert(sizeof(KdaGradientsPlan) <= 113 * 1024);  // two blocks a multiprocessor
 

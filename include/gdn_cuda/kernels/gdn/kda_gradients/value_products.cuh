@@ -1,5 +1,5 @@
-// Products of gdn/kda_gradients that sum over the values: one warpgroup has dO S, dV S and then R E, the other dO R^T and dV
-// R^T.
+// Products of gdn/kda_gradients that sum over the values: one warpgroup has dO S, dV S and then R E and S E, the other dO R^T
+// and dV R^T.
 #pragma once
 
 #include <gdn_cuda/kernels/common/mbarrier.cuh>
@@ -15,8 +15,9 @@ static_assert(kInputsRead < kWarpgroupBarrier);
 template <DType kIo>
 struct KdaValueProducts : Lane {
     using Products = float[kChunk / 2];
-    using Block = float[8];        // a warp's, of 16 tokens
-    using Parts = unsigned[2][4];  // of a block: rounded, and the residual
+    using Block = float[8];           // a warp's, of 16 tokens
+    using Parts = unsigned[2][4];     // of a block: rounded, and the residual
+    static constexpr int kLower = 1;  // a block's pair of values in the second eight rows and the first eight columns
 
     KdaGradientsPlan& shared;
     const KdaGradientsCall& args;
@@ -34,35 +35,23 @@ struct KdaValueProducts : Lane {
         else
             multiply_tokens();
     }
-    // The sum of S E over the values, of a channel.
-    __device__ __forceinline__ float state_product(int channel) const {
-        float sum = 0.f;
-#pragma unroll
-        for (int i = 0; i < KdaGradientsPlan::kStateProducts; ++i) sum += shared.state_products[i][channel];
-        return sum;
-    }
 
   private:
     __device__ __forceinline__ int row(int half) const { return 16 * warp + g + 8 * half; }
     __device__ __forceinline__ bool two_part() const { return __shfl_sync(0xffffffffu, shared.factors.cancels, 0) != 0; }
 
-    // Two channels of every eighth row: a warp reads whole rows of a tile.
-    __device__ __forceinline__ void sum_state_products() const {
-        constexpr int kRows = KdaGradientsPlan::kStateProducts;
-        const int index = opaque(static_cast<int>(threadIdx.x)), first = index / 32, pair = index % 32;
-        const unsigned offset = (first << 7) + ((pair / 4 ^ first) << 4) + pair % 4 * 4;
-        const unsigned states = shared_address(shared.inputs.state[0].bytes) + offset,
-                       gradients = shared_address(shared.inputs.state_gradient[0].bytes) + offset;
-        static_assert(kRows == 8 && KdaGradientsConfig::kChannels == 64);  // of the swizzle's pattern
-        float2 sum{};
-#pragma unroll 4
-        for (int value = 0; value < args.call.dv; value += kRows) {
-            const float2 s = unpack<kIo>(load_shared_word(states + value * 128)),
-                         e = unpack<kIo>(load_shared_word(gradients + value * 128));
-            sum.x = fmaf(s.x, e.x, sum.x);
-            sum.y = fmaf(s.y, e.y, sum.y);
-        }
-        *reinterpret_cast<float2*>(&shared.state_products[first][2 * pair]) = sum;
+    // Sums of S E over the values, by channel: what is on the diagonal of S^T E.
+    __device__ __forceinline__ void keep_state_products(const Products& sums) const {
+        float own[2] = {};
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (warp == i) {
+                own[0] = g % 2 == 0 ? sums[8 * i] : sums[8 * i + 1];
+                own[1] = g % 2 == 0 ? sums[8 * i + 6] : sums[8 * i + 7];
+            }
+        if (g / 2 != t) return;
+        shared.state_product[row(0)] = own[0];
+        shared.state_product[row(1)] = own[1];
     }
 
     __device__ __forceinline__ void multiply_states() {
@@ -81,26 +70,29 @@ struct KdaValueProducts : Lane {
         find_lane();
         store(0, by_output, args.call.scale, args.call.scale);
         store(1, by_value, 1.f, 1.f);
-        Products by_error;
+        Products by_error, by_states;
         const bool has_residual = two_part();
 #pragma unroll 1
         for (int i = 0; i < value_tiles; ++i) {
             start_tile_product<TileProduct::straight, kIo>(by_error, inputs.error[i], inputs.state_gradient[i], i > 0);
+            start_tile_product<TileProduct::transposed, kIo>(by_states, inputs.state[i], inputs.state_gradient[i], i > 0);
             if (has_residual) [[unlikely]]
                 start_tile_product<TileProduct::straight, kIo>(by_error, shared.error_residual[i], inputs.state_gradient[i]);
         }
-        sum_state_products();
         wait_for_product(by_error);
+        warpgroup_fence_operand(by_states);
         NamedBarrier::sync(KdaGradientsConfig::threads(), kInputsRead);
         find_lane();
+        keep_state_products(by_states);
         store(2, by_error, shared.factors.beta[row(0)], shared.factors.beta[row(1)]);
     }
     // Times the factor of each of the lane's rows.
     __device__ __forceinline__ void store(int which, const Products& sums, float first, float second) const {
-        auto* const to = shared.products.states[which].bytes;
+        unsigned char* const to = shared.products.states[which].bytes;
+        const unsigned at = opaque(KdaChannelProducts::at(row(0), 2 * t));  // not anew for each
 #pragma unroll
         for (int i = 0; i < kChunk / 2; i += 2)
-            *reinterpret_cast<float2*>(to + KdaChannelProducts::at(row(i % 4 / 2), i / 4 * 8 + 2 * t)) =
+            *reinterpret_cast<float2*>(to + (at ^ i / 4 % 4 << 5) + i / 16 * 128 + i % 4 / 2 * 8 * KdaChannelProducts::kRow) =
                 i % 4 == 0 ? float2{first * sums[i], first * sums[i + 1]} : float2{second * sums[i], second * sums[i + 1]};
     }
     __device__ __forceinline__ void multiply_tokens() {
@@ -125,65 +117,72 @@ struct KdaValueProducts : Lane {
 #pragma unroll
         for (int block = 0; block < KdaGradientsPlan::kQuarters; ++block) {
             if (block > warp) break;
-            scale(reinterpret_cast<Block&>(by_output[8 * block]), reinterpret_cast<Block&>(by_value[8 * block]), block);
-            round(output[block], reinterpret_cast<const Block&>(by_output[8 * block]));
-            round(value[block], reinterpret_cast<const Block&>(by_value[8 * block]));
+            auto &by_outputs = reinterpret_cast<Block&>(by_output[8 * block]),
+                 &by_values = reinterpret_cast<Block&>(by_value[8 * block]);
+            scale(by_outputs, by_values, block);
+            if (block == warp) keep_eighths(by_outputs, by_values);
+            round(output[block], by_outputs, block < warp);
+            round(value[block], by_values, block < warp);
         }
-        barrier(shared.states_full).wait(0);
-        sum_state_products();
         NamedBarrier::sync(KdaGradientsConfig::threads(), kInputsRead);
-        const unsigned row = tile_row(shared.products.pairs.queries[0].bytes, KdaTokenPairs::row_of(warp) + lane % 16);
+        const auto* const pairs = shared.products.pairs.queries[0].bytes;
+        const unsigned row = tile_row(pairs, KdaTokenPairs::row_of(warp) + lane % 16);
 #pragma unroll
         for (int block = 0; block < KdaGradientsPlan::kQuarters; ++block) {
             if (block > warp) break;
-            const unsigned at = row_vector(row, KdaTokenPairs::column_of(warp, block) / 8 + lane / 16);
-            store(at, output[block]);
-            store(at + 2 * sizeof(KdaTokenPairs), value[block]);  // keys are after queries
+            const int column = KdaTokenPairs::column_of(warp, block) / 8;
+            if (block < warp) {
+                store(row_vector(row, column + lane / 16), output[block]);
+                store(row_vector(row, column + lane / 16) + 2 * sizeof(KdaTokenPairs), value[block]);  // keys are after queries
+            } else {
+                const int own_row = KdaTokenPairs::row_of(warp) + KdaGradientsConfig::kTokens + lane % 8;
+                stmatrix_x4(row_vector(tile_row(pairs, own_row), column) + lane / 8 * sizeof(KdaTokenPairs),
+                            output[block][0][kLower], output[block][1][kLower], value[block][0][kLower],
+                            value[block][1][kLower]);
+            }
         }
     }
-    // In place: dP from dO R^T, and U from dV R^T; zeros above the diagonal and past the end. Those on the diagonal are kept
-    // elsewhere, with their block.
+    // In place: dP from dO R^T, and U from dV R^T; zeros past the end.
     __device__ __forceinline__ void scale(Block& output, Block& value, int block) const {
         const float4 betas[2] = {beta_pair(block, 0), beta_pair(block, 1)};
-        if (block < warp) {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                output[i] *= i % 2 == 0 ? betas[i / 4].x : betas[i / 4].y;
-                value[i] *= i % 2 == 0 ? betas[i / 4].z : betas[i / 4].w;
-            }
-        } else {
-            auto& pairs = shared.blocks[warp];
-#pragma unroll
-            for (int i = 0; i < 8; i += 2) {
-                const int at = g + 8 * (i % 4 / 2), column = i / 4 * 8 + 2 * t;
-                if (at == column) shared.own[16 * warp + at] = value[i];
-                if (at == column + 1) shared.own[16 * warp + at] = value[i + 1];
-                const float4& beta = betas[i / 4];
-                float4 four{output[i] * beta.x, value[i] * beta.z, output[i + 1] * beta.y, value[i + 1] * beta.w};
-                if (at < column) four.x = 0.f;
-                if (at <= column) four.y = four.z = 0.f;
-                if (at <= column + 1) four.w = 0.f;
-                if (16 * warp + at >= shared.place.tokens) four = {};
-                *reinterpret_cast<float4*>(&pairs.at[at][column]) = four;
-                output[i] = at == column ? 0.f : four.x;
-                value[i] = four.y;
-                output[i + 1] = at == column + 1 ? 0.f : four.z;
-                value[i + 1] = four.w;
-            }
+        for (int i = 0; i < 8; ++i) {
+            if (block == warp && i % 4 < 2 && i < 4) keep_own(value[i], i);
+            if (block == warp && i >= 6) keep_own(value[i], i);
+            output[i] *= i % 2 == 0 ? betas[i / 4].x : betas[i / 4].y;
+            value[i] *= i % 2 == 0 ? betas[i / 4].z : betas[i / 4].w;
         }
         if (shared.place.tokens < kChunk) [[unlikely]]
 #pragma unroll
             for (int i = 0; i < 8; ++i)
                 if (row(i % 4 / 2) >= shared.place.tokens) output[i] = value[i] = 0.f;
     }
+    // dV R of a token, which is on the diagonal.
+    __device__ __forceinline__ void keep_own(float value, int i) const {
+        if (g == 2 * t + i % 2) shared.own[row(i / 4)] = value;
+    }
+    // Those of a quarter's two eighths with themselves, with zeros above the diagonal.
+    __device__ __forceinline__ void keep_eighths(const Block& output, const Block& value) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int i = 6 * half, column = 2 * t;
+            float4 four{output[i], value[i], output[i + 1], value[i + 1]};
+            if (g < column) four.x = 0.f;
+            if (g <= column) four.y = four.z = 0.f;
+            if (g <= column + 1) four.w = 0.f;
+            *reinterpret_cast<float4*>(&shared.blocks[2 * warp + half].at[g][column]) = four;
+        }
+    }
     // The factors of dP and of U for the lane's two columns.
     __device__ __forceinline__ float4 beta_pair(int block, int half) const {
         const float2 beta = pair_at(&shared.factors.beta[16 * block + 8 * half + 2 * t]);
         return {args.call.scale * beta.x, args.call.scale * beta.y, -beta.x, -beta.y};
     }
-    __device__ __forceinline__ static void round(Parts& parts, const Block& x) {
+    // All, or only pairs of a later eighth's tokens with an earlier one's.
+    __device__ __forceinline__ static void round(Parts& parts, const Block& x, bool all) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+            if (!all && i != kLower) continue;
             parts[0][i] = pack<kIo>(x[2 * i], x[2 * i + 1]);
             parts[1][i] = pack_residual<kIo>(x[2 * i], x[2 * i + 1], parts[0][i]);
         }
