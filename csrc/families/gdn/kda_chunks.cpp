@@ -55,8 +55,7 @@ void run_ahead(KdaPrepareArgs& prepare, KdaOwnArgs& own, const KdaWorkspace& wor
                    .own = own,
                    .counters = workspace.counters,
                    .preparers = static_cast<int>(split.ahead.preparers),
-                   .first_records = static_cast<unsigned>(split.ahead.first_records),
-                   .chain = static_cast<float>(split.ahead.chain_ns)},
+                   .first_records = static_cast<unsigned>(split.ahead.first_records)},
                   split.ahead, target);
 }
 

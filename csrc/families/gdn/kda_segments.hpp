@@ -15,7 +15,7 @@ struct KdaSegmentsProblem {
 
 // On an H200, us. A chunk of gdn/kda_own takes 1.26 where 32 blocks run and 1.46 where 128 do, and a block 8 before its first.
 struct KdaSegmentsModel {
-    static constexpr double kChunk = 1.2, kChunkAmongAll = 0.26, kStart = 8, kLaunch = 10, kFolded = 1, kPrepared = 0.044;
+    static constexpr double kChunk = 1.2, kChunkAmongAll = 0.26, kStart = 8, kLaunch = 10, kFolded = 1, kPrepared = 0.0375;
     // What another segment, and splitting at all, has to save.
     static constexpr double kWorthASegment = 0.97, kWorthSplitting = 0.95;
 

@@ -90,12 +90,12 @@ KdaAheadSplit ahead(i64 sequences, i64 heads, i64 tokens) {
 }
 
 TEST(KdaAhead, IsForOwnersThatLeaveMultiprocessorsFree) {
-    for (const i64 heads : {16, 20, 24}) {
+    for (const i64 heads : {16, 20, 24, 32}) {
         EXPECT_EQ(ahead(1, heads, 8192).owners, 2 * heads) << heads;
         EXPECT_EQ(ahead(1, heads, 8192).preparers, kH200 - 2 * heads) << heads;
     }
     EXPECT_EQ(ahead(2, 8, 8192).owners, 32);
-    EXPECT_EQ(ahead(1, 32, 8192).owners, 0);
+    EXPECT_EQ(ahead(1, 34, 8192).owners, 0);
     EXPECT_EQ(ahead(1, 64, 8192).owners, 0);
     EXPECT_EQ(ahead(1, 96, 8192).owners, 0);
     EXPECT_EQ(ahead(20, 64, 400).owners, 0);

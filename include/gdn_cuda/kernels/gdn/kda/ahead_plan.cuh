@@ -30,10 +30,9 @@ struct KdaHalfPlan {
     KdaRecord* record;
     unsigned* flag;
     unsigned flags;
-    unsigned next;               // the record that the half takes next
-    unsigned last;               // from this one on, it takes only what the others would be too slow for
-    unsigned long long started;  // ns
-    unsigned place;              // the block's, in the first half's memory
+    unsigned next;   // the record that the half takes next
+    unsigned last;   // the first that it does not take
+    unsigned place;  // the block's, in the first half's memory
 };
 
 struct KdaAheadArgs {
@@ -41,8 +40,7 @@ struct KdaAheadArgs {
     KdaOwnArgs own;          // the same records and flags; one window, without segments
     unsigned* counters;      // zeros before: blocks that have started, records that halves have taken
     int preparers;           // blocks that prepare until all records have been taken
-    unsigned first_records;  // so many at least, if any, are taken before blocks that own rows stop preparing
-    float chain;             // ns that a chain takes with all records there, times the share of the blocks that only prepare
+    unsigned first_records;  // so many are taken before blocks that own rows stop preparing
 
     GDN_HOST_DEVICE unsigned records() const { return static_cast<unsigned>(prepare.per_head) * prepare.call.heads; }
 };

@@ -2,7 +2,6 @@
 // announces each once it is in global memory.
 #pragma once
 
-#include <gdn_cuda/kernels/common/nanoseconds.cuh>
 #include <gdn_cuda/kernels/gdn/kda/ahead_plan.cuh>
 #include <gdn_cuda/kernels/gdn/kda_prepare.cuh>
 #include <gdn_cuda/kernels/hopper/counters.cuh>
@@ -39,7 +38,7 @@ struct KdaPreparingHalf {
     using Thread = KdaHalfThread;
 
     KdaHalfPlan& shared;
-    const KdaAheadArgs& args;
+    unsigned* const taken;  // KdaAheadArgs::counters's
     const unsigned current;
     KdaRecord* const record;  // its
     unsigned* const flag;
@@ -57,7 +56,7 @@ struct KdaPreparingHalf {
             shared.record = record;
             shared.flag = flag;
         }
-        return own.takes() && (current < shared.last || others_are_slow()) ? atomicAdd(args.counters + 1, 1u) : ~0u;
+        return own.takes() && current < shared.last ? atomicAdd(taken, 1u) : ~0u;
     }
     __device__ __forceinline__ void store_next(unsigned next) const {
         if (own.takes()) shared.next = next;
@@ -71,16 +70,6 @@ struct KdaPreparingHalf {
     __device__ __forceinline__ void finish(Barrier& tiles_full, bool reloads) const {
         if (own.copies() && !reloads) tiles_full.arrive();  // every record has two phases
         sync();
-    }
-
-  private:
-    // Whether the blocks that only prepare would still prepare when the chain ends, if records take as long as until now. Each
-    // half has one in hand, half of it done; the chain starts when this one is.
-    __device__ __forceinline__ bool others_are_slow() const {
-        const int halves = static_cast<int>(gridDim.x) * kKdaHalves, prepared = static_cast<int>(current) - halves / 2,
-                  left = static_cast<int>(args.records() - current) - args.preparers * kKdaHalves;
-        const float time = static_cast<float>(nanoseconds() - shared.started);
-        return left > 0 && static_cast<float>(left) * time > args.chain * static_cast<float>(prepared);
     }
 };
 
@@ -107,7 +96,6 @@ __device__ __forceinline__ void prepare_kda_records(KdaHalfPlan* halves, const K
         shared.flag = nullptr;
         shared.next = atomicAdd(args.counters + 1, 1u);
         shared.last = last;
-        shared.started = nanoseconds();
     }
     thread.sync();
 #pragma unroll 1
@@ -118,7 +106,8 @@ __device__ __forceinline__ void prepare_kda_records(KdaHalfPlan* halves, const K
         const KdaWindowCall& call = args.prepare.call;
         const unsigned in_window = quotient(record, call.heads), head = record - in_window * call.heads;
         const i64 at = static_cast<i64>(head) * args.prepare.per_head + in_window;
-        const KdaPreparingHalf threads{shared, args, record, &args.prepare.records[at], &args.prepare.flags[at], thread};
+        const KdaPreparingHalf threads{shared, args.counters + 1, record, &args.prepare.records[at], &args.prepare.flags[at],
+                                       thread};
         KdaChunk chunk;
         if (find_kda_chunk(call, static_cast<int>(in_window), static_cast<int>(head), chunk, span_by_plain_loads)) {
             KdaPreparer<kConfig.preparer(), KdaPreparingHalf>{shared.prepare, args.prepare, threads}.run(

@@ -28,21 +28,6 @@ __device__ __forceinline__ void start_kda_row_loads(KdaGradientsPlan& shared, co
     tma_load(shared.rows.key.bytes, args.key, at, full);
     tma_load(shared.rows.query.bytes, args.query, at, full);
 }
-// What a later block will load of states and errors.
-__device__ __forceinline__ void prefetch_kda_states(const KdaGradientsArgs& args) {
-    const unsigned later = blockIdx.x + KdaGradientsConfig::kAhead, head = blockIdx.y + later / gridDim.x;
-    if (head >= gridDim.y) return;
-    const GdnCall& call = args.call.call;
-    const auto both = static_cast<unsigned>(KdaGradientsConfig::blocks(call.dk) - 1), block = later % gridDim.x;
-    const int channel = static_cast<int>(block & both) * KdaGradientsConfig::kChannels,
-              chunk = static_cast<int>(head * args.call.from.chunks + (block >> both));
-#pragma unroll 1
-    for (int value = 0; value < call.dv; value += kTileElements) {
-        cute::SM90_TMA_LOAD_4D::PREFETCH::copy(&args.states, channel, 0, value, chunk);
-        cute::SM90_TMA_LOAD_4D::PREFETCH::copy(&args.state_gradients, channel, 0, value, chunk);
-        if (channel == 0) cute::SM90_TMA_LOAD_4D::PREFETCH::copy(&args.errors, value, 0, 0, chunk);
-    }
-}
 // All loads but, where R has a residual, those of keys and queries, whose place that has first.
 __device__ __forceinline__ void start_kda_gradient_loads(KdaGradientsPlan& shared, const KdaGradientsArgs& args,
                                                          const KdaGradientsPlace& place) {
@@ -68,7 +53,6 @@ __device__ __forceinline__ void start_kda_gradient_loads(KdaGradientsPlan& share
         tma_load(to.state[i].bytes, args.states, state, states_full);
         tma_load(to.state_gradient[i].bytes, args.state_gradients, state, states_full);
     }
-    if constexpr (KdaGradientsConfig::kAhead > 0) prefetch_kda_states(args);
     if (two_part) [[unlikely]] {
         tokens_full.arrive_and_expect_tx(value_tiles * kTile);
 #pragma unroll 1

@@ -18,9 +18,6 @@ struct KdaGradientsConfig {
     // A thread has two channels of the key and the tokens of an eighth of the chunk, which is a warp's.
     static constexpr int kTokens = 8, kEighths = kChunk / kTokens, kQuarters = kEighths / 2, kLongestValue = 128,
                          kValueTiles = kLongestValue / kTileElements, kChannels = kTileElements;
-    // How many blocks ahead of itself, by index, a block brings states and errors into the L2 cache: as many as run at once on
-    // 132 multiprocessors. 0: none.
-    static constexpr int kAhead = 264;
     GDN_HOST_DEVICE static constexpr int threads() { return kEighths * kChannels / 2; }
     // How many blocks take a head's chunk, as a cluster.
     GDN_HOST_DEVICE static constexpr int blocks(int dk) { return dk > kChannels ? kKdaHeadK / kChannels : 1; }
