@@ -1,0 +1,133 @@
+"""A soak as an engine serves: `python tests/soak/soak.py --seconds 60`, on a GPU with --device cuda. An epoch is one seed:
+requests arrive for some steps, and the last ones end. A failure prints the command that repeats its epoch alone."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import resource
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+if __name__ == "__main__":  # pytest has these folders on its path
+    sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
+
+import torch
+from soak_alone import Oracle
+from soak_counts import Counts, table
+from soak_delta import BoundedGates, GatedDeltaNet, KimiDeltaAttention, SixteenBitStates
+from soak_engine import Engine, Load
+from soak_layer import Layer
+from soak_mamba import Mamba, Mamba2
+from soak_streams import Streams
+
+LITERAL = 4  # one of so many requests is compared with fp64
+WARM = 2  # epochs after which memory no longer grows
+GROWTH = {"cuda": 1 << 20, "cpu": 256 << 20}  # bytes; those of a process include torch's and the allocator's own
+
+
+def layers(device: str) -> list[Layer]:
+    if device == "cuda":
+        return [
+            GatedDeltaNet(device, (16, 32), 128, 128),
+            SixteenBitStates(device, (16, 32), 128, 128),
+            KimiDeltaAttention(device, (32, 32), 128, 128),
+            BoundedGates(device, (8, 8), 128, 128),
+            Mamba(device, 5120, 16),
+            Mamba2(device, 64, 64, 128, 8),
+        ]
+    return [
+        GatedDeltaNet(device, (1, 2), 32, 16),
+        SixteenBitStates(device, (2, 2), 16, 24),
+        KimiDeltaAttention(device, (2, 2), 16, 16),
+        BoundedGates(device, (1, 2), 32, 16),
+        Mamba(device, 24, 16),
+        Mamba2(device, 4, 16, 32, 2),
+    ]
+
+
+LOADS = {"cpu": Load(150, 30, 200, 12), "cuda": Load(3000, 200, 8192, 40, arrivals=0.8, steps=200)}
+
+
+@dataclass
+class Soak:
+    device: str
+    only: str | None = None
+    load: Load | None = None
+    engines: list[Engine] = field(default_factory=list)
+    oracles: list[Oracle] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)  # bytes in use after each epoch
+
+    def __post_init__(self) -> None:
+        chosen = [layer for layer in layers(self.device) if self.only in (None, layer.name)]
+        self.engines = [Engine(layer, self.load or LOADS[self.device], self.device == "cuda") for layer in chosen]
+        self.oracles = [Oracle(layer) for layer in chosen]
+        self.streams = Streams(self.device)
+
+    def epoch(self, seed: int) -> None:
+        for engine in self.engines:
+            engine.reset(seed)
+        while not all(engine.idle for engine in self.engines):
+            for engine, oracle in zip(self.engines, self.oracles, strict=True):
+                try:
+                    self.step(engine, oracle)
+                except Exception as error:
+                    name = engine.layer.name
+                    again = f"python tests/soak/soak.py --device {self.device} --seed {seed} --epochs 1 --layer '{name}'"
+                    raise AssertionError(f"{name}, seed {seed}, step {engine.now}: {again}\n{error}") from error
+        self.measure()
+
+    def step(self, engine: Engine, oracle: Oracle) -> None:
+        if engine.idle:
+            return
+        for request in engine.step(self.streams):
+            if request.seat is not None and request.seat.mode != "plain":
+                engine.leave(request)
+            oracle.check(request, request.number % LITERAL == 0, engine.counts)
+            engine.end(request)
+
+    def measure(self) -> None:
+        for engine in self.engines:
+            engine.cache.clear()
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            self.memory.append(torch.cuda.memory_allocated())
+        else:
+            self.memory.append(1024 * int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024)
+        grown = self.memory[-1] - self.memory[min(WARM, len(self.memory)) - 1]
+        assert grown <= GROWTH[self.device], f"memory after each epoch, bytes: expected no growth, got {self.memory}"
+
+    def run(self, seconds: float, seed: int, epochs: int | None = None) -> int:
+        """How many epochs it has taken: at least one, and more while there is time."""
+        end, done = time.monotonic() + seconds, 0
+        while done < (1 if epochs is None else epochs) or (epochs is None and time.monotonic() < end):
+            self.epoch(seed + done)
+            done += 1
+        return done
+
+    def counts(self) -> dict[str, Counts]:
+        return {f"{engine.layer.name}: {engine.layer.operators}": engine.counts for engine in self.engines}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=list(GROWTH))
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=int, help="so many, however long they take")
+    parser.add_argument("--layer", help="this one alone")
+    given = parser.parse_args()
+    soak, begin = Soak(given.device, given.layer), time.monotonic()
+    epochs = soak.run(given.seconds, given.seed, given.epochs)
+    memory = [f"{size / 2**20:.1f}" for size in (soak.memory[0], soak.memory[min(WARM, epochs) - 1], soak.memory[-1])]
+    print(f"seeds {given.seed} to {given.seed + epochs - 1}, {time.monotonic() - begin:.0f} s, memory after the first epoch, "
+          f"the second and the last: {', '.join(memory)} MiB\n")  # fmt: skip
+    print(table(soak.counts()))
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()
