@@ -27,8 +27,8 @@ class Alone(NamedTuple):
 
 
 class Oracle:
-    def __init__(self, layer: Layer) -> None:
-        self.layer = layer
+    def __init__(self, layer: Layer, by_kernels: bool) -> None:
+        self.layer, self.by_kernels = layer, by_kernels
         self.runner = Runner(layer, graphs=False)
         self.pool: Pool = layer.pool(1 + DRAFTS, 9)
 
@@ -78,7 +78,7 @@ class Oracle:
 
     def bound(self, name: str, got: Tensor) -> float:
         """0 where the bits are promised: of kernels, docs/numerics.md, and of convolutions on CPU tensors too, docs/conv.md."""
-        if name in ("mixed", "conv_state") or (self.layer.promised and got.is_cuda):
+        if name in ("mixed", "conv_state") or (self.layer.promised and self.by_kernels):
             return 0.0
         return EXACT if got.dtype == torch.float32 else ROUNDED
 

@@ -89,7 +89,7 @@ class SixteenBitStates(GatedDeltaNet):
     """Every call rounds the state that it writes, and the errors of hundreds of calls add up."""
 
     name = "gdn, bf16 states"
-    bounds = (3e-2, 3e-2)
+    bounds = (1.5e-2, 1.5e-2)
 
     def __init__(self, *sizes: Any) -> None:
         super().__init__(*sizes)

@@ -24,6 +24,7 @@ class Mamba(Layer):
     name = "mamba"
     operators = "`selective_scan`, `selective_state_update`"
     promised = False
+    bounds = (4e-3, 1e-5)
     reports = False
 
     def __init__(self, device: str, dim: int, N: int) -> None:
@@ -67,6 +68,7 @@ class Mamba2(Layer):
     name = "mamba-2"
     operators = "`ssd_scan`, `selective_state_update`, `ssd_replay_decode`"
     ops = (*Layer.ops, "replay", "ring")
+    bounds = (4e-3, 3e-3)
 
     def __init__(self, device: str, heads: int, P: int, N: int, groups: int) -> None:
         self.H, self.P, self.N, self.G = heads, P, N, groups
