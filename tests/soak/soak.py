@@ -54,16 +54,17 @@ LOADS = {"cpu": Load(300, 30, 400, 12), "cuda": Load(3000, 200, 8192, 40, arriva
 @dataclass
 class Soak:
     device: str
-    only: str | None = None
+    only: str | None = None  # the name of a layer
     load: Load | None = None
     by_kernels: bool = False  # on a CPU, in the emulator
+    layers: list[Layer] | None = None
     engines: list[Engine] = field(default_factory=list)
     oracles: list[Oracle] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)  # bytes in use after each epoch
     failures: dict[str, str] | None = None  # by layer: these fail no epoch, and their layers stop
 
     def __post_init__(self) -> None:
-        chosen = [layer for layer in layers(self.device) if self.only in (None, layer.name)]
+        chosen = [layer for layer in self.layers or layers(self.device) if self.only in (None, layer.name)]
         self.engines = [Engine(layer, self.load or LOADS[self.device], self.device == "cuda") for layer in chosen]
         self.oracles = [Oracle(layer, self.by_kernels or self.device == "cuda") for layer in chosen]
         self.streams = Streams(self.device)

@@ -15,6 +15,7 @@ from soak_runner import Result, Runner
 from torch import Tensor
 
 CONV = 4e-3  # the bound of a convolution in bf16, docs/numerics.md
+FEW = 32  # with fewer tokens errors scatter, up to twice as large
 # Relative RMS differences from the request alone, where bits are not promised: of what is rounded to 16 bits, in which some
 # values are rounded to the other side, and of fp32 states.
 ROUNDED, EXACT = 4e-3, 1e-5
@@ -103,6 +104,7 @@ class Oracle:
         for name, (got, wanted, bound) in checks.items():
             error = rel_rms(got, wanted)
             counts.error(name, error)
+            bound *= 2 if len(ids) < FEW else 1
             assert error <= bound, self.failure(
                 request, -1, f"{name}: expected an error below {bound:.0e} of fp64's, got {error:.1e}"
             )
