@@ -32,7 +32,7 @@ def layers(device: str) -> list[Layer]:
     if device == "cuda":
         return [
             GatedDeltaNet(device, (16, 32), 128, 128),
-            SixteenBitStates(device, (16, 32), 128, 128),
+            SixteenBitStates(device, (4, 8), 128, 128),
             KimiDeltaAttention(device, (32, 32), 128, 128),
             BoundedGates(device, (8, 8), 128, 128),
             Mamba(device, 5120, 16),
@@ -48,7 +48,7 @@ def layers(device: str) -> list[Layer]:
     ]
 
 
-LOADS = {"cpu": Load(300, 30, 400, 12), "cuda": Load(3000, 200, 8192, 40, arrivals=0.8, steps=60)}
+LOADS = {"cpu": Load(300, 30, 400, 12), "cuda": Load(6000, 200, 12000, 40, arrivals=0.8, steps=60)}
 
 
 @dataclass

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 from helpers import rel_rms
-from soak_calls import DRAFTS, Seat
+from soak_calls import DRAFTS, Call, Seat
 from soak_counts import Counts
 from soak_engine import Request, start
 from soak_layer import WIDTH, Layer
@@ -54,6 +55,8 @@ class Oracle:
         self.compare(request, alone, counts)
         if with_literal:
             self.compare_literal(request, alone, counts)
+            if self.layer.joins:
+                self.compare_joined(request, counts)
         counts.requests += 1
 
     # ---- Bits
@@ -76,6 +79,27 @@ class Oracle:
             bound = self.bound(name, mine)
             expected = f"a difference below {bound:.0e} from" if bound else "the bits of"
             assert error <= bound, self.failure(request, n, f"{name}: expected {expected} the request alone, got {error:.1e}")
+
+    def compare_joined(self, request: Request, counts: Counts) -> None:
+        """The parts of the prompt, a call each, and one call."""
+        calls = [call for call in request.calls if call.op == "prompt"]
+        ends = [0, *accumulate(len(call.kept) for call in calls)]
+        self.pool.reset()
+        parts, joined = (Seat(self.pool, self.pool.take()) for _ in range(2))
+        outs = []
+        for first, end in pairwise(ends):
+            ids = tuple(request.ids[first:end])
+            outs.append(self.runner.run(parts, Call("prompt", ids, tuple(range(len(ids))), fresh=first == 0)).out)
+        tensor = self.runner.tensor
+        given = (tensor(request.ids[: ends[-1]]), tensor(joined.slots), tensor([0, ends[-1]]), tensor([True], torch.bool))
+        _, out, _ = self.layer.prompt(self.pool, *given, boundaries=tensor(ends))
+        pairs = {"out": (torch.cat(outs), out), "state": (states(parts)[0], states(joined)[0])}
+        for name, (mine, other) in pairs.items():
+            counts.compared += 1
+            counts.different += not torch.equal(mine, other)
+            error = 0.0 if torch.equal(mine, other) else rel_rms(mine, other)
+            expected = f"{name}: expected parts of {ends} to have the bits of one call, got a difference of {error:.1e}"
+            assert error <= self.bound(name, mine), self.failure(request, -1, expected)
 
     def bound(self, name: str, got: Tensor) -> float:
         """0 where the bits are promised: of kernels, docs/numerics.md, and of convolutions on CPU tensors too, docs/conv.md."""

@@ -28,6 +28,7 @@ class Layer:
     operators = ""
     ops: tuple[str, ...] = ("plain", "chain", "slots", "tree")
     promised = True  # whether a sequence has the bits that it has alone
+    joins = False  # whether a prompt in one call that reports the states where parts end has the bits of the parts
     reports = True  # whether prompts report states between their ends, and skip sequences with negative slots
     bounds = (5e-3, 5e-3)  # relative RMS errors of outputs and last states against the recurrence in fp64, docs/numerics.md
 

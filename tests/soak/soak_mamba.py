@@ -69,6 +69,7 @@ class Mamba2(Layer):
     operators = "`ssd_scan`, `selective_state_update`, `ssd_replay_decode`"
     ops = (*Layer.ops, "replay", "ring")
     bounds = (4e-3, 3e-3)
+    joins = True
 
     def __init__(self, device: str, heads: int, P: int, N: int, groups: int) -> None:
         self.H, self.P, self.N, self.G = heads, P, N, groups
