@@ -15,7 +15,7 @@ LAYERS = (
     (GatedDeltaNet, (1, 2), 64, 64),
     (SixteenBitStates, (1, 2), 128, 64),
     (KimiDeltaAttention, (1, 1), 64, 64),
-    (KimiDeltaAttention, (1, 2), 32, 16),
+    (KimiDeltaAttention, (1, 2), 64, 16),
     (BoundedGates, (1, 1), 64, 64),
     (Mamba, 40, 16),
     (Mamba2, 4, 64, 64, 1),

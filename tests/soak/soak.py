@@ -41,14 +41,14 @@ def layers(device: str) -> list[Layer]:
     return [
         GatedDeltaNet(device, (1, 2), 32, 16),
         SixteenBitStates(device, (2, 2), 16, 24),
-        KimiDeltaAttention(device, (2, 2), 16, 16),
-        BoundedGates(device, (1, 2), 32, 16),
+        KimiDeltaAttention(device, (2, 2), 64, 16),
+        BoundedGates(device, (1, 2), 64, 16),
         Mamba(device, 24, 16),
-        Mamba2(device, 4, 16, 32, 2),
+        Mamba2(device, 4, 16, 64, 2),
     ]
 
 
-LOADS = {"cpu": Load(300, 30, 400, 12), "cuda": Load(6000, 200, 12000, 40, arrivals=0.8, steps=60)}
+LOADS = {"cpu": Load(300, 40, 400, 12), "cuda": Load(6000, 200, 12000, 40, arrivals=0.8, steps=60)}
 
 
 @dataclass

@@ -15,7 +15,7 @@ TREE = 6  # tokens of a tree
 class Call:
     """A sequence's part in one call."""
 
-    op: str  # "prompt", "plain", "ring", "chain", "slots", "tree", "replay", or "leave": back to plain steps
+    op: str  # "prompt", "plain", "layer", "ring", "chain", "slots", "tree", "replay", or "leave": back to plain steps
     ids: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()  # the tokens that are accepted
     parents: tuple[int, ...] = ()

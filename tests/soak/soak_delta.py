@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from soak_calls import DRAFTS
@@ -98,8 +98,16 @@ class SixteenBitStates(GatedDeltaNet):
 
 class KimiDeltaAttention(GatedDeltaNet):
     name = "kda"
-    operators = "`chunked_forward`, `fused_decode`, `replay_decode` with a gate for every channel"
+    operators = "`chunked_forward`, `fused_decode`, `replay_decode` with a gate for every channel, `kda_decode_layer`"
+    ops = (*GatedDeltaNet.ops, "layer")
+    instead: ClassVar[dict[str, str]] = {"layer": "plain"}
     channel_gates = True
+
+    def one_launch(self, pool: Pool, raw: Tensor, rows: Rows, slots: Tensor) -> Tensor:
+        weights = {"conv_weight": self.weight, "conv_bias": self.bias, **self.gates()}
+        pools = {"conv_pool": pool.tensors["conv"], "state_pool": pool.tensors["state"], "state_indices": slots}
+        out = gdn_cuda.kda_decode_layer(raw, rows["a"], rows["b"], **weights, **pools)
+        return out.view(-1, 1, self.Hv, self.dv)
 
 
 class BoundedGates(KimiDeltaAttention):

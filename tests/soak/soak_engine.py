@@ -224,7 +224,7 @@ class Engine:
                     self.call_steps(op, pool, chosen)
 
     def choose_mode(self, request: Request) -> None:
-        if self.rng.random() > 0.2:
+        if self.rng.random() > 0.35:
             return
         mode = self.rng.choice(self.layer.ops)
         seat = request.seat
@@ -256,7 +256,7 @@ class Engine:
     def step_call(self, op: str, request: Request) -> Call:
         """Drafts of which a random number is accepted: these are the request's next tokens."""
         next_ids = request.ids[request.done :]
-        if op in ("plain", "ring"):
+        if op in ("plain", "ring", "layer"):
             return Call(op, (next_ids[0],), (0,))
         if op != "tree":
             accepted = self.rng.randint(1, min(DRAFTS, len(next_ids)))

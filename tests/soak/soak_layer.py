@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from soak_calls import DRAFTS, TREE
@@ -27,6 +27,7 @@ class Layer:
     name = ""
     operators = ""
     ops: tuple[str, ...] = ("plain", "chain", "slots", "tree")
+    instead: ClassVar[dict[str, str]] = {}  # alone, calls of an operator are calls of another with the same bits
     promised = True  # whether a sequence has the bits that it has alone
     joins = False  # whether a prompt in one call that reports the states where parts end has the bits of the parts
     reports = True  # whether prompts report states between their ends, and skip sequences with negative slots
@@ -85,6 +86,9 @@ class Layer:
         columns = raw
         if op == "tree":
             mixed, columns = self.convolved_tree(pool.tensors["conv"], raw, x)
+        elif op == "layer":  # in one launch, whose output of the convolution is not seen
+            mixed = gdn_cuda.causal_conv1d_update(raw[:, 0], conv[0][homes.clamp(min=0)], *conv[1:])[:, None]
+            return mixed, self.one_launch(pool, raw[:, 0], {name: y[:, 0] for name, y in rows.items()}, homes), columns
         elif op in ("plain", "ring"):
             mixed = gdn_cuda.causal_conv1d_update(raw[:, 0], *conv, conv_state_indices=homes)[:, None]
         else:
@@ -116,6 +120,9 @@ class Layer:
         raise NotImplementedError
 
     def update(self, state: Tensor, mixed: Tensor, rows: Rows, slots: Tensor, **call: Any) -> Tensor:
+        raise NotImplementedError
+
+    def one_launch(self, pool: Pool, raw: Tensor, rows: Rows, slots: Tensor) -> Tensor:
         raise NotImplementedError
 
     def replay(self, pool: Pool, mixed: Tensor, rows: Rows, slots: Tensor, accepted: Tensor | None) -> Tensor:

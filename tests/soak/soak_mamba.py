@@ -66,8 +66,8 @@ class Mamba(Layer):
 
 class Mamba2(Layer):
     name = "mamba-2"
-    operators = "`ssd_scan`, `selective_state_update`, `ssd_replay_decode`"
-    ops = (*Layer.ops, "replay", "ring")
+    operators = "`ssd_scan`, `selective_state_update`, `ssd_replay_decode`, `mamba2_decode_layer`"
+    ops = (*Layer.ops, "replay", "ring", "layer")
     bounds = (4e-3, 3e-3)
     joins = True
 
@@ -112,6 +112,13 @@ class Mamba2(Layer):
             num_accepted_tokens=accepted,
             dt_softplus=True,
         )
+
+    def one_launch(self, pool: Pool, raw: Tensor, rows: Rows, slots: Tensor) -> Tensor:
+        weights = {"conv_weight": self.weight, "conv_bias": self.bias, "A": self.A, "D": self.D, "dt_bias": self.dt_bias}
+        pools = {"conv_pool": pool.tensors["conv"], "state_pool": pool.tensors["state"], "state_indices": slots}
+        options = {"z": rows["z"].flatten(1), "groups": self.G, "dt_softplus": True}
+        out = gdn_cuda.mamba2_decode_layer(raw, rows["dt"], **weights, **pools, **options)
+        return out.view(-1, 1, self.H, self.P)
 
     def commit(self, pool: Pool, slots: Tensor, accepted: Tensor | None) -> None:
         buffers = SsdReplayBuffers(*(pool.tensors[name] for name in _BUFFERS))

@@ -25,7 +25,7 @@ class Result(NamedTuple):
 
 
 def tokens_of(op: str) -> int:
-    return {"plain": 1, "ring": 1, "tree": TREE}.get(op, DRAFTS)
+    return {"plain": 1, "ring": 1, "layer": 1, "tree": TREE}.get(op, DRAFTS)
 
 
 class Runner:
@@ -163,9 +163,10 @@ class Runner:
             return None
         if call.op == "prompt":
             return self.prompts(seat.pool, [seat], [call])[0]
-        if seat.mode != call.op:
-            self.enter(seat, call.op)
-        return self.steps(call.op, seat.pool, [seat], [call], 1, [0])[0]
+        op = self.layer.instead.get(call.op, call.op)
+        if seat.mode != op:
+            self.enter(seat, op)
+        return self.steps(op, seat.pool, [seat], [call], 1, [0])[0]
 
 
 def _window(path: Sequence[int]) -> list[int]:

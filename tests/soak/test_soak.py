@@ -26,7 +26,7 @@ Patch = pytest.MonkeyPatch
 
 def test_as_an_engine_serves() -> None:
     soak = Soak("cpu")
-    soak.run(float(os.environ.get("GDN_SOAK_SECONDS", 4)), int(os.environ.get("GDN_SOAK_SEED", 0)))
+    soak.run(float(os.environ.get("GDN_SOAK_SECONDS", 4)), int(os.environ.get("GDN_SOAK_SEED", 0)), least=2)
     print(f"\n{table(soak.counts())}")
     for engine in soak.engines:
         counts = engine.counts
