@@ -48,7 +48,7 @@ def layers(device: str) -> list[Layer]:
     ]
 
 
-LOADS = {"cpu": Load(300, 40, 400, 12), "cuda": Load(6000, 200, 12000, 40, arrivals=0.8, steps=60)}
+LOADS = {"cpu": Load(300, 40, 400, 12), "cuda": Load(4000, 150, 8192, 40, arrivals=0.9, steps=20)}
 
 
 @dataclass
@@ -114,8 +114,11 @@ class Soak:
         """How many epochs it has taken: `least`, and more while there is time."""
         end, done = time.monotonic() + seconds, 0
         while done < least or time.monotonic() < end:
+            begin = time.monotonic()
             self.epoch(seed + done)
             done += 1
+            if self.failures is not None:
+                print(f"seed {seed + done - 1}: {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
         return done
 
     def counts(self) -> dict[str, Counts]:

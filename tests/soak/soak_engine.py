@@ -90,8 +90,8 @@ class Engine:
         return [self.rng.randrange(VOCABULARY) for _ in range(count)]
 
     def length(self, most: int) -> int:
-        """From 1 to `most`, short ones as often as long ones."""
-        return max(1, min(most, round(most ** self.rng.random())))
+        """From 1 to `most`: most are drawn on a scale of logarithms, so that every order of magnitude is as frequent."""
+        return self.rng.randint(1, most) if self.rng.random() < 0.3 else max(1, round(most ** self.rng.random()))
 
     def arrive(self) -> None:
         if self.now >= self.load.steps or self.rng.random() > self.load.arrivals or len(self.waiting) > 8:
@@ -191,7 +191,7 @@ class Engine:
         for request, call, result in zip(requests, calls, results, strict=True):
             self.accept(request, call, result)
             self.counts.prompt_tokens += len(call.ids)
-            if self.rng.random() < 0.25:
+            if self.rng.random() < (0.6 if call.checkpoint[0] == "every" and len(call.ids) >= 64 else 0.2):
                 self.keep(request, call, result)
 
     def keep(self, request: Request, call: Call, result: Result) -> None:

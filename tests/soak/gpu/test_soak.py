@@ -1,5 +1,5 @@
-"""The soak on a GPU for some seconds (GDN_SOAK_SECONDS, from the seed GDN_SOAK_SEED on): steps are graph replays, prompts are
-on another stream, and memory does not grow."""
+"""The soak on a GPU for 20 seconds, or GDN_SOAK_SECONDS, from the seed 0 or GDN_SOAK_SEED on: steps are graph replays, prompts
+are on another stream, and memory does not grow."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from soak import LOADS, WARM, Soak
 from soak_counts import table
 from soak_engine import Engine
+from soak_layer import Layer
 
 SMALL = replace(LOADS["cuda"], prompt=300, generated=40, steps=15)
 
@@ -35,8 +36,6 @@ def test_growing_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_padding_that_writes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """In replays of graphs, whose padding rows have slot 0 in place of −1."""
-    from soak_layer import Layer
-
     step = Layer.step
     monkeypatch.setattr(Layer, "step", lambda self, op, pool, x: step(self, op, pool, x | {"homes": x["homes"].clamp(min=0)}))
     with pytest.raises(AssertionError, match=r"gdn, seed 0, step \d+"):
