@@ -15,15 +15,14 @@ TREE = 6  # tokens of a tree
 class Call:
     """A sequence's part in one call."""
 
-    op: str  # "prompt", "plain", "layer", "ring", "chain", "slots", "tree", "replay", or "leave": back to plain steps
+    op: str  # "prompt", "plain", "layer", "ring", "chain", "slots", "tree", "replay", "leave": back to plain steps, or "moved"
     ids: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()  # the tokens that are accepted
     parents: tuple[int, ...] = ()
     fresh: bool = False  # a prompt that begins with zeros
     checkpoint: tuple[str, int] = ("", 0)  # how the call of a prompt reports states: ("every", 64) or ("offset", n)
-    taken: tuple[int, int] | None = (
-        None  # the row of the checkpoints, −1 for the last state, and its token: the prefix of a request
-    )
+    # The end of a prefix: the row of the checkpoints whose state goes on, −1 for the last state, and the tokens before it.
+    taken: tuple[int, int] | None = None
     batch: str = field(default="", compare=False)  # the shapes of the engine's call
 
     def cut(self, row: int, token: int) -> Call:
@@ -31,6 +30,8 @@ class Call:
         return replace(self, taken=(row, token), kept=self.kept[:token])
 
     def __str__(self) -> str:
+        if not self.ids:
+            return f"{self.op} {self.batch}"
         tree = f", parents {list(self.parents)}" if self.parents else ""
         state = f", fresh {self.fresh}, checkpoint {self.checkpoint}" if self.op == "prompt" else ""
         return (

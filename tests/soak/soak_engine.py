@@ -119,6 +119,7 @@ class Engine:
             if request.saved:
                 request.seat = replace(request.saved[1], pool=pool, slots=slots)
                 pool.load(slots, request.saved[0])
+                self.note(request, "moved")
             elif request.prefix:
                 start(self.layer, request.seat, request.prefix.ids, request.prefix.state)
             request.saved = None
@@ -141,7 +142,8 @@ class Engine:
         """A running request's states go to other slots, of the same pool or the other."""
         if not self.running or self.rng.random() > 0.15:
             return
-        seat, pool = self.rng.choice(self.running).seat, self.rng.choice(self.pools)
+        request, pool = self.rng.choice(self.running), self.rng.choice(self.pools)
+        seat = request.seat
         assert seat is not None
         if len(pool.free) < len(seat.slots):
             return
@@ -149,6 +151,7 @@ class Engine:
         pool.load(slots, seat.pool.save(seat.slots))
         seat.pool.give_back(seat.slots)
         seat.pool, seat.slots = pool, slots
+        self.note(request, "moved")
         self.counts.moves += 1
 
     def end(self, request: Request) -> None:
@@ -237,7 +240,13 @@ class Engine:
     def leave(self, request: Request) -> None:
         assert request.seat is not None
         self.runner.leave(request.seat)
-        request.calls.append(Call("leave"))
+        self.note(request, "leave")
+
+    def note(self, request: Request, op: str) -> None:
+        """What happens between calls, for the oracle or its message."""
+        assert request.seat is not None
+        at = f"{'to' if op == 'moved' else 'in'} slots {request.seat.slots} of pool {request.seat.pool.number}"
+        request.calls.append(Call(op, batch=at))
         request.results.append(None)
 
     def call_steps(self, op: str, pool: Pool, requests: list[Request]) -> None:

@@ -158,6 +158,8 @@ class Runner:
 
     def run(self, seat: Seat, call: Call) -> Result | None:
         """One sequence's call by itself."""
+        if call.op == "moved":
+            return None
         if call.op == "leave":
             self.leave(seat)
             return None
