@@ -59,6 +59,7 @@ class Engine:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.cache: list[Prefix] = []
+        self.left: list[tuple[Pool, list[int]]] = []  # slots that a call of this step has read and not written
         self.number = self.now = 0
         for pool in self.pools:
             pool.reset()
@@ -69,6 +70,9 @@ class Engine:
 
     def step(self, streams: Streams) -> list[Request]:
         """The requests that have ended. Their seats are still theirs: `end` frees them."""
+        for pool, slots in self.left:
+            pool.give_back(slots)
+        self.left.clear()
         self.arrive()
         self.preempt()
         self.admit()
@@ -188,9 +192,15 @@ class Engine:
         if self.layer.reports and self.rng.random() < 0.5:
             pads = [(self.rng.randint(0, len(calls)), self.rng.randint(0, 3))]
         seats = [r.seat for r in requests if r.seat is not None]
+        targets = None
+        if self.layer.reports and self.rng.random() < 0.3 and len(pool.free) >= len(calls):
+            targets = pool.take(len(calls))
         shapes = f"{len(calls)} prompts of {[len(c.ids) for c in calls]}, slots {[s.slots[0] for s in seats]} of pool"
-        calls = [replace(c, batch=f"{shapes} {pool.number}, padding {pads}") for c in calls]
-        results = self.runner.prompts(pool, seats, calls, pads)
+        calls = [replace(c, batch=f"{shapes} {pool.number}, to {targets or 'the same'}, padding {pads}") for c in calls]
+        results = self.runner.prompts(pool, seats, calls, pads, targets)
+        for seat, target in zip(seats, targets or (), strict=False):
+            self.left.append((pool, seat.slots))
+            seat.slots = [target]
         for request, call, result in zip(requests, calls, results, strict=True):
             self.accept(request, call, result)
             self.counts.prompt_tokens += len(call.ids)

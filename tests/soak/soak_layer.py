@@ -68,14 +68,16 @@ class Layer:
 
     # ---- Calls
 
-    def prompt(self, pool: Pool, ids: Tensor, slots: Tensor, cu_seqlens: Tensor, fresh: Tensor, **checkpoint: Any) -> Any:
-        """Packed prompts, or parts of them: (outputs of the convolution, outputs, checkpoints or None)."""
+    def prompt(self, pool: Pool, ids: Tensor, slots: Tensor, cu_seqlens: Tensor, fresh: Tensor, **options: Any) -> Any:
+        """Packed prompts, or parts of them: (outputs of the convolution, outputs, checkpoints or None). With write_indices the
+        state goes from one slot to another; the convolution's is in the latter already."""
         rows = {name: table[ids] for name, table in self.tables.items()}
         x = rows.pop("mixed").mT[None]
-        packed = {"cu_seqlens": cu_seqlens, "state_indices": slots, "has_initial_state": ~fresh}
-        mixed = gdn_cuda.causal_conv1d(x, self.weight, self.bias, activation="silu", conv_state=pool.tensors["conv"], **packed)
+        packed = {"cu_seqlens": cu_seqlens, "has_initial_state": ~fresh}
+        conv = {"conv_state": pool.tensors["conv"], "state_indices": options.get("write_indices", slots), "activation": "silu"}
+        mixed = gdn_cuda.causal_conv1d(x, self.weight, self.bias, **conv, **packed)
         mixed = mixed[0].mT
-        return (mixed, *self.scan(pool.tensors["state"], mixed, rows, **packed, **checkpoint))
+        return (mixed, *self.scan(pool.tensors["state"], mixed, rows, state_indices=slots, **packed, **options))
 
     def step(self, op: str, pool: Pool, x: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """One token or several of every sequence, of ids (B, T): (outputs of the convolution, outputs, and for trees its

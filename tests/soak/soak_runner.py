@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -39,31 +40,41 @@ class Runner:
 
     # ---- Prompts
 
-    def prompts(self, pool: Pool, seats: list[Seat], calls: list[Call], pads: Sequence[tuple[int, int]] = ()) -> list[Result]:
-        """`pads`: (place, tokens) of sequences with a negative slot. All calls report checkpoints in the same way."""
-        ids, slots, fresh, ends = ([list(c.ids) for c in calls], [s.slots[0] for s in seats], [c.fresh for c in calls], [0])
-        offsets = [c.checkpoint[1] for c in calls]
-        places = list(range(len(calls)))
+    def prompts(
+        self,
+        pool: Pool,
+        seats: list[Seat],
+        calls: list[Call],
+        pads: Sequence[tuple[int, int]] = (),
+        targets: list[int] | None = None,
+    ) -> list[Result]:
+        """`pads`: (place, tokens) of sequences with a negative slot; `targets`: slots that are written in place of those that
+        are read. All calls report checkpoints in the same way."""
+        kind, every = calls[0].checkpoint[0], calls[0].checkpoint[1] if calls[0].checkpoint[0] == "every" else 0
+        homes = [seat.slots[0] for seat in seats]
+        sequences = list(zip(calls, homes, targets or homes, strict=True))
         for place, tokens in pads:
-            ids.insert(place, [0] * tokens), slots.insert(place, PAD), fresh.insert(place, False), offsets.insert(place, 0)
-            places.insert(place, PAD)
-        for each in ids:
-            ends.append(ends[-1] + len(each))
-        (kind, every), *others = {(c.checkpoint[0], c.checkpoint[1] if c.checkpoint[0] == "every" else 0) for c in calls}
-        assert not others
-        report = {"every": {"checkpoint_every": every}, "offset": {"checkpoint_offsets": self.tensor(offsets)}}.get(kind, {})
-        flat = self.tensor([token for each in ids for token in each])
-        given = (self.tensor(slots, torch.int32), self.tensor(ends, torch.int32), self.tensor(fresh, torch.bool))
-        mixed, out, checkpoints = self.layer.prompt(pool, flat, *given, **report)
-        results: list[Result] = [Result(mixed, out)] * len(calls)
-        row = 0
-        for n, place in enumerate(places):
-            first, end = ends[n], ends[n + 1]
-            rows = (end - first) // every if kind == "every" else 1
-            if place != PAD:
-                kept = slice(first, first + len(calls[place].kept))
+            sequences.insert(place, (Call("prompt", (0,) * tokens, checkpoint=(kind, every)), PAD, PAD))
+        ends = [0, *accumulate(len(call.ids) for call, _, _ in sequences)]
+        options: Rows | dict[str, int] = {}
+        if kind == "every":
+            options = {"checkpoint_every": every}
+        elif kind == "offset":
+            options = {"checkpoint_offsets": self.tensor([call.checkpoint[1] for call, _, _ in sequences])}
+        if targets:
+            options["write_indices"] = self.tensor([target for _, _, target in sequences])
+            pool.tensors["conv"][targets] = pool.tensors["conv"][homes]
+        ids = self.tensor([token for call, _, _ in sequences for token in call.ids])
+        slots = self.tensor([home for _, home, _ in sequences], torch.int32)
+        fresh = self.tensor([call.fresh for call, _, _ in sequences], torch.bool)
+        mixed, out, checkpoints = self.layer.prompt(pool, ids, slots, self.tensor(ends, torch.int32), fresh, **options)
+        results, row = [], 0
+        for (call, slot, _), (first, end) in zip(sequences, pairwise(ends), strict=True):
+            rows = (end - first) // every if every else 1
+            if slot != PAD:
+                kept = slice(first, first + len(call.kept))
                 own = None if checkpoints is None else checkpoints[row : row + rows].clone()
-                results[place] = Result(mixed[kept].clone(), out[kept].clone(), own)
+                results.append(Result(mixed[kept].clone(), out[kept].clone(), own))
             row += rows
         return results
 
