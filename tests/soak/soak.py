@@ -8,6 +8,7 @@ import gc
 import resource
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def layers(device: str) -> list[Layer]:
     ]
 
 
-LOADS = {"cpu": Load(300, 40, 400, 12), "cuda": Load(4000, 150, 8192, 40, arrivals=0.9, steps=20)}
+LOADS = {"cpu": Load(300, 40, 400, 12, steps=25), "cuda": Load(4000, 150, 8192, 40, arrivals=0.9, steps=20)}
 
 
 @dataclass
@@ -74,22 +75,29 @@ class Soak:
             engine.reset(seed)
         while not all(self.is_over(engine) for engine in self.engines):
             for engine, oracle in zip(self.engines, self.oracles, strict=True):
-                try:
-                    self.step(engine, oracle)
-                except Exception as error:
-                    name = engine.layer.name
-                    again = f"python tests/soak/soak.py --device {self.device} --seed {seed} --epochs 1 --layer '{name}'"
-                    failure = f"{name}, seed {seed}, step {engine.now}: {again}\n{error}"
-                    if self.failures is None:
-                        raise AssertionError(failure) from error
-                    self.failures[name] = failure
+                self.attempt(engine, seed, lambda: self.step(engine, oracle))  # noqa: B023
+        for engine in self.engines:
+            self.attempt(engine, seed, engine.close)
         self.measure()
+
+    def attempt(self, engine: Engine, seed: int, action: Callable[[], None]) -> None:
+        name = engine.layer.name
+        if name in (self.failures or ()):
+            return
+        try:
+            action()
+        except Exception as error:
+            again = f"python tests/soak/soak.py --device {self.device} --seed {seed} --epochs 1 --layer '{name}'"
+            failure = f"{name}, seed {seed}, step {engine.now}: {again}\n{error}"
+            if self.failures is None:
+                raise AssertionError(failure) from error
+            self.failures[name] = failure
 
     def is_over(self, engine: Engine) -> bool:
         return engine.idle or engine.layer.name in (self.failures or ())
 
     def step(self, engine: Engine, oracle: Oracle) -> None:
-        if self.is_over(engine):
+        if engine.idle:
             return
         for request in engine.step(self.streams):
             if request.seat is not None and request.seat.mode != "plain":
@@ -98,8 +106,6 @@ class Soak:
             engine.end(request)
 
     def measure(self) -> None:
-        for engine in self.engines:
-            engine.cache.clear()
         gc.collect()
         if self.device == "cuda":
             torch.cuda.synchronize()

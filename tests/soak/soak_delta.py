@@ -53,7 +53,7 @@ class GatedDeltaNet(Layer):
     def update(self, state: Tensor, mixed: Tensor, rows: Rows, slots: Tensor, **call: Any) -> Tensor:
         gates = self.gates()
         given = (*self.split(mixed), rows["a"], rows["b"], gates.pop("A_log"), gates.pop("dt_bias"), state, slots)
-        return gdn_cuda.fused_decode(*given, **gates, **call)
+        return gdn_cuda.fused_decode(*given, null_slot=self.null_slot, **gates, **call)
 
     def replay(self, pool: Pool, mixed: Tensor, rows: Rows, slots: Tensor, accepted: Tensor | None) -> Tensor:
         buffers = ReplayBuffers(*(pool.tensors[name] for name in _BUFFERS))
@@ -90,6 +90,7 @@ class SixteenBitStates(GatedDeltaNet):
 
     name = "gdn, bf16 states"
     bounds = (1.5e-2, 1.5e-2)
+    null_slot = 0
 
     def __init__(self, *sizes: Any) -> None:
         super().__init__(*sizes)
@@ -106,10 +107,11 @@ class KimiDeltaAttention(GatedDeltaNet):
     def one_launch(self, pool: Pool, raw: Tensor, rows: Rows, slots: Tensor) -> Tensor:
         weights = {"conv_weight": self.weight, "conv_bias": self.bias, **self.gates()}
         pools = {"conv_pool": pool.tensors["conv"], "state_pool": pool.tensors["state"], "state_indices": slots}
-        out = gdn_cuda.kda_decode_layer(raw, rows["a"], rows["b"], **weights, **pools)
+        out = gdn_cuda.kda_decode_layer(raw, rows["a"], rows["b"], null_slot=self.null_slot, **weights, **pools)
         return out.view(-1, 1, self.Hv, self.dv)
 
 
 class BoundedGates(KimiDeltaAttention):
     name = "kda, bounded gates"
     lower_bound = -5.0
+    null_slot = 0

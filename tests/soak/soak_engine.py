@@ -68,11 +68,21 @@ class Engine:
     def idle(self) -> bool:
         return self.now >= self.load.steps and not self.running and not self.waiting
 
-    def step(self, streams: Streams) -> list[Request]:
-        """The requests that have ended. Their seats are still theirs: `end` frees them."""
+    def close(self) -> None:
+        """Without requests no memory is kept, and no call has written to slots without a sequence."""
+        self.cache.clear()
+        self.free_left()
+        for pool in self.pools:
+            pool.check_unused()
+
+    def free_left(self) -> None:
         for pool, slots in self.left:
             pool.give_back(slots)
         self.left.clear()
+
+    def step(self, streams: Streams) -> list[Request]:
+        """The requests that have ended. Their seats are still theirs: `end` frees them."""
+        self.free_left()
         self.arrive()
         self.preempt()
         self.admit()

@@ -30,6 +30,7 @@ class Layer:
     instead: ClassVar[dict[str, str]] = {}  # alone, calls of an operator are calls of another with the same bits
     promised = True  # whether a sequence has the bits that it has alone
     joins = False  # whether a prompt in one call that reports the states where parts end has the bits of the parts
+    null_slot: int | None = None  # of padding rows; None: they have negative slots
     reports = True  # whether prompts report states between their ends, and skip sequences with negative slots
     bounds = (5e-3, 5e-3)  # relative RMS errors of outputs and last states against the recurrence in fp64, docs/numerics.md
 
@@ -49,9 +50,11 @@ class Layer:
     # ---- Pools
 
     def pool(self, slots: int, number: int) -> Pool:
+        reserved = 0 if self.null_slot is None else 1
+        slots += reserved
         conv = torch.empty(slots, COLUMNS, self.weight.shape[0], device=self.device, dtype=BF16).mT
         state = torch.empty(slots, *self.state_shape, device=self.device, dtype=self.state_dtype)
-        return Pool({"conv": conv, "state": state, **self.buffers(state)}, number)
+        return Pool({"conv": conv, "state": state, **self.buffers(state)}, number, reserved)
 
     def buffers(self, state: Tensor) -> Rows:
         return {}
@@ -85,17 +88,17 @@ class Layer:
         rows = {name: table[x["ids"]] for name, table in self.tables.items()}
         raw, homes = rows.pop("mixed"), x["homes"]
         conv = (pool.tensors["conv"], self.weight, self.bias, "silu")
-        columns = raw
+        columns, null = raw, {"null_slot": self.null_slot}
         if op == "tree":
             mixed, columns = self.convolved_tree(pool.tensors["conv"], raw, x)
         elif op == "layer":  # in one launch, whose output of the convolution is not seen
             mixed = gdn_cuda.causal_conv1d_update(raw[:, 0], conv[0][homes.clamp(min=0)], *conv[1:])[:, None]
             return mixed, self.one_launch(pool, raw[:, 0], {name: y[:, 0] for name, y in rows.items()}, homes), columns
         elif op in ("plain", "ring"):
-            mixed = gdn_cuda.causal_conv1d_update(raw[:, 0], *conv, conv_state_indices=homes)[:, None]
+            mixed = gdn_cuda.causal_conv1d_update(raw[:, 0], *conv, conv_state_indices=homes, **null)[:, None]
         else:
-            counts = {"num_accepted_tokens": x["conv_accepted"]}
-            mixed = gdn_cuda.causal_conv1d_update(raw.mT, *conv, conv_state_indices=homes, **counts).mT.contiguous()
+            more = {"conv_state_indices": homes, "num_accepted_tokens": x["conv_accepted"], **null}
+            mixed = gdn_cuda.causal_conv1d_update(raw.mT, *conv, **more).mT.contiguous()
         return mixed, self.recurrence(op, pool, mixed, rows, x), columns
 
     def convolved_tree(self, state: Tensor, raw: Tensor, x: Rows) -> tuple[Tensor, Tensor]:

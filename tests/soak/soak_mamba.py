@@ -51,7 +51,7 @@ class Mamba(Layer):
         single = not call
         x, dt, B, C, z = (y[:, 0] if single else y for y in (mixed, rows["dt"], rows["B"], rows["C"], rows["z"]))
         given = (state, x, dt, self.A, B, C, self.D, z, self.dt_bias, True)
-        out = gdn_cuda.selective_state_update(*given, state_batch_indices=slots, **call)
+        out = gdn_cuda.selective_state_update(*given, state_batch_indices=slots, null_slot=self.null_slot, **call)
         return out[:, None] if single else out
 
     def literal(self, mixed: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -70,6 +70,7 @@ class Mamba2(Layer):
     ops = (*Layer.ops, "replay", "ring", "layer")
     bounds = (4e-3, 3e-3)
     joins = True
+    null_slot = 0
 
     def __init__(self, device: str, heads: int, P: int, N: int, groups: int) -> None:
         self.H, self.P, self.N, self.G = heads, P, N, groups
@@ -101,7 +102,7 @@ class Mamba2(Layer):
         x, B, C = self.split(mixed[:, 0] if single else mixed)
         dt, z = (y[:, 0] if single else y for y in (rows["dt"], rows["z"]))
         given = (state, x, dt, self.A, B, C, self.D, z, self.dt_bias, True)
-        out = gdn_cuda.selective_state_update(*given, state_batch_indices=slots, **call)
+        out = gdn_cuda.selective_state_update(*given, state_batch_indices=slots, null_slot=self.null_slot, **call)
         return out[:, None] if single else out
 
     def replay(self, pool: Pool, mixed: Tensor, rows: Rows, slots: Tensor, accepted: Tensor | None) -> Tensor:
@@ -110,13 +111,14 @@ class Mamba2(Layer):
             *(x, rows["dt"], self.A, B, C, pool.tensors["state"], *(pool.tensors[name] for name in _BUFFERS)),
             *(self.D, rows["z"], self.dt_bias, slots),
             num_accepted_tokens=accepted,
+            null_slot=self.null_slot,
             dt_softplus=True,
         )
 
     def one_launch(self, pool: Pool, raw: Tensor, rows: Rows, slots: Tensor) -> Tensor:
         weights = {"conv_weight": self.weight, "conv_bias": self.bias, "A": self.A, "D": self.D, "dt_bias": self.dt_bias}
         pools = {"conv_pool": pool.tensors["conv"], "state_pool": pool.tensors["state"], "state_indices": slots}
-        options = {"z": rows["z"].flatten(1), "groups": self.G, "dt_softplus": True}
+        options = {"z": rows["z"].flatten(1), "groups": self.G, "dt_softplus": True, "null_slot": self.null_slot}
         out = gdn_cuda.mamba2_decode_layer(raw, rows["dt"], **weights, **pools, **options)
         return out.view(-1, 1, self.H, self.P)
 

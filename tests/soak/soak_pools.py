@@ -10,17 +10,27 @@ UNTOUCHED = "banks"  # values 0 or 1 that no call writes otherwise, and that nee
 
 
 class Pool:
-    """Tensors (slots, …) by name. Slots that no sequence has are full of NaN."""
+    """Tensors (slots, …) by name. Slots that no sequence has are full of NaN; the first `reserved` ones never have any."""
 
-    def __init__(self, tensors: dict[str, Tensor], number: int) -> None:
-        self.tensors, self.number = tensors, number
+    def __init__(self, tensors: dict[str, Tensor], number: int, reserved: int = 0) -> None:
+        self.tensors, self.number, self.reserved = tensors, number, reserved
         self.slots = len(next(iter(tensors.values())))
         self.free: list[int] = []
         self.reset()
 
     def reset(self) -> None:
-        self.free = list(range(self.slots))
-        self.spoil(self.free)
+        self.free = list(range(self.reserved, self.slots))
+        self.spoil(list(range(self.slots)))
+
+    def check_unused(self) -> None:
+        """Without sequences, nothing has been written since slots were given back."""
+        assert sorted(self.free) == list(range(self.reserved, self.slots)), "slots were lost"
+        for name, tensor in self.tensors.items():
+            if name not in (PENDING, UNTOUCHED):
+                written = (~tensor.isnan()).flatten(1).any(1).nonzero().flatten().tolist()
+                assert not written, (
+                    f"pool {self.number}: {name}: expected NaN in slots without a sequence, got values in {written}"
+                )
 
     def spoil(self, slots: list[int]) -> None:
         for name, tensor in self.tensors.items():

@@ -108,9 +108,9 @@ class Runner:
         return results
 
     def padding(self, op: str, width: int) -> dict[str, list]:
-        tokens = tokens_of(op)
-        rows = {name: [value] * width for name, value in (("homes", PAD), ("conv_accepted", 1), ("accepted", 2))}
-        rows |= {"step_slots": [PAD] * width, "ids": [[0] * tokens] * width, "states": [[PAD] * tokens] * width}
+        tokens, pad = tokens_of(op), PAD if self.layer.null_slot is None else self.layer.null_slot
+        rows = {name: [value] * width for name, value in (("homes", pad), ("conv_accepted", 1), ("accepted", 2))}
+        rows |= {"step_slots": [PAD] * width, "ids": [[0] * tokens] * width, "states": [[pad] * tokens] * width}
         if op == "tree":
             rows |= {"parents": [[PAD] * TREE] * width, "windows": [[list(range(WIDTH - 1))] * TREE] * width}
         return rows
