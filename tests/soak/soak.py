@@ -26,7 +26,7 @@ from soak_streams import Streams
 
 LITERAL = {"cpu": 1, "cuda": 4}  # one of so many requests is compared with fp64
 WARM = 2  # epochs after which memory no longer grows
-GROWTH = {"cuda": 1 << 20, "cpu": 256 << 20}  # bytes; those of a process include torch's and the allocator's own
+GROWTH = {"cuda": 1 << 20, "cpu": 64 << 20}  # bytes; those of a process include torch's and the allocator's own
 
 
 def layers(device: str) -> list[Layer]:

@@ -6,7 +6,6 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
-from helpers import rel_rms
 from soak_calls import DRAFTS, Call, Seat
 from soak_counts import Counts
 from soak_engine import Request, start
@@ -74,7 +73,7 @@ class Oracle:
             if torch.equal(mine, other):
                 continue
             counts.different += 1
-            error = rel_rms(mine, other)
+            error = relative_error(mine, other)
             counts.error(f"{name}, alone", error)
             bound = self.bound(name, mine)
             expected = f"a difference below {bound:.0e} from" if bound else "the bits of"
@@ -97,7 +96,7 @@ class Oracle:
         for name, (mine, other) in pairs.items():
             counts.compared += 1
             counts.different += not torch.equal(mine, other)
-            error = 0.0 if torch.equal(mine, other) else rel_rms(mine, other)
+            error = 0.0 if torch.equal(mine, other) else relative_error(mine, other)
             expected = f"{name}: expected parts of {ends} to have the bits of one call, got a difference of {error:.1e}"
             assert error <= self.bound(name, mine), self.failure(request, -1, expected)
 
@@ -126,7 +125,7 @@ class Oracle:
             "state": (mine, state, self.layer.bounds[1]),
         }
         for name, (got, wanted, bound) in checks.items():
-            error = rel_rms(got, wanted)
+            error = relative_error(got, wanted)
             counts.error(name, error)
             bound *= 2 if len(ids) < FEW else 1
             assert error <= bound, self.failure(
@@ -141,6 +140,14 @@ class Oracle:
             f"{'→' if i == n else ' '} {i}{' (prefix)' if i < own else ''}: {call}" for i, call in enumerate(request.calls)
         ]
         return "\n".join(lines)
+
+
+def relative_error(got: Tensor, wanted: Tensor) -> float:
+    """As helpers.rel_rms, on the device."""
+    if got.shape != wanted.shape or not bool(got.isfinite().all()):
+        return float("inf")
+    difference, size = ((got.double() - wanted.double()).norm().item(), wanted.double().norm().item())
+    return difference / size if size else difference
 
 
 def states(seat: Seat) -> tuple[Tensor, Tensor]:
