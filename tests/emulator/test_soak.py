@@ -1,9 +1,9 @@
-"""The soak of tests/soak, with kernels, tensor cores among them: each request has the bits of itself alone."""
+"""The soak of tests/soak, with kernels, those of tensor cores of Ampere and Hopper among them: each request has the bits of itself alone."""
 
 from __future__ import annotations
 
 import pytest
-from devices import Device
+from emulated import emulated
 from soak import Soak
 from soak_delta import BoundedGates, GatedDeltaNet, KimiDeltaAttention, SixteenBitStates
 from soak_engine import Load
@@ -22,11 +22,12 @@ LAYERS = (
 )
 
 
+@pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{layer[0].name}, {layer[1:]}")
-def test_a_short_soak(layer: tuple, device: Device) -> None:
+def test_a_short_soak(layer: tuple, capability: int) -> None:
     kind, *sizes = layer
     made: Layer = kind("cpu", *sizes)
     soak = Soak("cpu", load=LOAD, by_kernels=True, layers=[made])
-    with device.kernels():
+    with emulated(capability=capability):
         soak.epoch(1)
     assert soak.engines[0].counts.literal
