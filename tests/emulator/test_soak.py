@@ -1,4 +1,4 @@
-"""The soak of tests/soak, with kernels, those of tensor cores of Ampere and Hopper among them: each request has the bits of itself alone."""
+"""The soak of tests/soak with kernels, those for tensor cores among them: each request has the bits of itself alone."""
 
 from __future__ import annotations
 
