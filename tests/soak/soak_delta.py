@@ -1,0 +1,117 @@
+"""Layers of Gated Delta Net and of Kimi Delta Attention."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from soak_calls import DRAFTS
+from soak_layer import BF16, Layer, Rows
+from soak_pools import Pool
+from torch import Tensor
+
+import gdn_cuda
+from gdn_cuda import ReplayBuffers
+
+_BUFFERS = ReplayBuffers._fields
+
+
+class GatedDeltaNet(Layer):
+    name = "gdn"
+    operators = "`chunked_forward`, `fused_decode`, `replay_decode`"
+    ops = (*Layer.ops, "replay")
+    channel_gates = False
+    lower_bound: float | None = None
+
+    def __init__(self, device: str, heads: tuple[int, int], dk: int, dv: int) -> None:
+        self.Hk, self.Hv = heads
+        self.dk, self.dv = dk, dv
+        per_gate = (self.Hv, dk) if self.channel_gates else (self.Hv,)
+        channels = 2 * self.Hk * dk + self.Hv * dv
+        super().__init__(device, channels, {"a": per_gate, "b": (self.Hv,)}, (self.Hv, dv, dk))
+        # As layers begin: exp(A_log) of 1 to 16, softplus(dt_bias) of 0.001 to 0.1.
+        self.A_log = self.uniform(1, 16, self.Hv).log()
+        delta = self.uniform(-6.9, -2.3, *per_gate).exp()
+        self.dt_bias = delta + torch.log(-torch.expm1(-delta))
+
+    def buffers(self, state: Tensor) -> Rows:
+        return gdn_cuda.replay_buffers(state, DRAFTS, self.Hk, dtype=BF16, channel_gates=self.channel_gates)._asdict()
+
+    def split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        keys = self.Hk * self.dk
+        q, k, v = mixed.split([keys, keys, self.Hv * self.dv], -1)
+        return q.unflatten(-1, (self.Hk, -1)), k.unflatten(-1, (self.Hk, -1)), v.unflatten(-1, (self.Hv, -1))
+
+    def gates(self) -> dict[str, Any]:
+        return {"A_log": self.A_log, "dt_bias": self.dt_bias, "lower_bound": self.lower_bound}
+
+    def scan(self, state: Tensor, mixed: Tensor, rows: Rows, **call: Any) -> tuple[Tensor, Tensor | None]:
+        options = {"use_qk_l2norm": True, "beta_is_logit": True, "deterministic": True, **self.gates(), **call}
+        found = gdn_cuda.chunked_forward(*self.split(mixed), rows["b"], rows["a"], state, **options)
+        return found[0], found[2] if len(found) > 2 else None
+
+    def update(self, state: Tensor, mixed: Tensor, rows: Rows, slots: Tensor, **call: Any) -> Tensor:
+        gates = self.gates()
+        given = (*self.split(mixed), rows["a"], rows["b"], gates.pop("A_log"), gates.pop("dt_bias"), state, slots)
+        return gdn_cuda.fused_decode(*given, null_slot=self.null_slot, **gates, **call)
+
+    def replay(self, pool: Pool, mixed: Tensor, rows: Rows, slots: Tensor, accepted: Tensor | None) -> Tensor:
+        buffers = ReplayBuffers(*(pool.tensors[name] for name in _BUFFERS))
+        return self.update(pool.tensors["state"], mixed, rows, slots, replay=buffers, num_accepted_tokens=accepted)
+
+    def commit(self, pool: Pool, slots: Tensor, accepted: Tensor | None) -> None:
+        buffers = ReplayBuffers(*(pool.tensors[name] for name in _BUFFERS))
+        gdn_cuda.commit_replay(pool.tensors["state"], buffers, slots, accepted)
+
+    def decays(self, a: Tensor) -> Tensor:
+        a, A = a + self.dt_bias.double(), self.A_log.double().exp()
+        A = A[:, None] if self.channel_gates else A
+        if self.lower_bound is not None:
+            return (self.lower_bound * torch.sigmoid(A * a)).exp()
+        return (-A * torch.nn.functional.softplus(a)).exp()
+
+    def literal(self, mixed: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        query, key, value = self.split(mixed)
+        query, key = (y * (y.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for y in (query, key))
+        query, key = (y.repeat_interleave(self.Hv // self.Hk, -2) for y in (query * self.dk**-0.5, key))
+        beta, decay = torch.sigmoid(rows["b"]), self.decays(rows["a"])
+        decay = decay[:, :, None] if self.channel_gates else decay[..., None, None]
+        state, out = mixed.new_zeros(self.state_shape), torch.empty_like(value)
+        for t in range(len(mixed)):
+            state = state * decay[t]
+            update = beta[t, :, None] * (value[t] - (state * key[t, :, None]).sum(-1))
+            state = state + update[..., None] * key[t, :, None]
+            out[t] = (state * query[t, :, None]).sum(-1)
+        return out, state
+
+
+class SixteenBitStates(GatedDeltaNet):
+    """Every call rounds the state that it writes, and the errors of hundreds of calls add up."""
+
+    name = "gdn, bf16 states"
+    bounds = (1.5e-2, 1.5e-2)
+    null_slot = 0
+
+    def __init__(self, *sizes: Any) -> None:
+        super().__init__(*sizes)
+        self.state_dtype = BF16
+
+
+class KimiDeltaAttention(GatedDeltaNet):
+    name = "kda"
+    operators = "`chunked_forward`, `fused_decode`, `replay_decode` with a gate for every channel, `kda_decode_layer`"
+    ops = (*GatedDeltaNet.ops, "layer")
+    instead: ClassVar[dict[str, str]] = {"layer": "plain"}
+    channel_gates = True
+
+    def one_launch(self, pool: Pool, raw: Tensor, rows: Rows, slots: Tensor) -> Tensor:
+        weights = {"conv_weight": self.weight, "conv_bias": self.bias, **self.gates()}
+        pools = {"conv_pool": pool.tensors["conv"], "state_pool": pool.tensors["state"], "state_indices": slots}
+        out = gdn_cuda.kda_decode_layer(raw, rows["a"], rows["b"], null_slot=self.null_slot, **weights, **pools)
+        return out.view(-1, 1, self.Hv, self.dv)
+
+
+class BoundedGates(KimiDeltaAttention):
+    name = "kda, bounded gates"
+    lower_bound = -5.0
+    null_slot = 0

@@ -1,0 +1,145 @@
+"""A layer between its projections, as an engine calls it: a convolution and a recurrence, each with a pool of states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from soak_calls import DRAFTS, TREE
+from soak_pools import Pool
+from torch import Tensor
+from torch.nn.functional import silu
+
+import gdn_cuda
+
+WIDTH = 4  # taps
+COLUMNS = WIDTH - 2 + DRAFTS  # of the convolution's state, with room for a verify
+VOCABULARY = 512
+BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+
+Rows = dict[str, Tensor]
+
+
+class Layer:
+    """Inputs of a token are the rows of its id in tables."""
+
+    name = ""
+    operators = ""
+    ops: tuple[str, ...] = ("plain", "chain", "slots", "tree")
+    instead: ClassVar[dict[str, str]] = {}  # alone, calls of an operator are calls of another with the same bits
+    promised = True  # whether a sequence has the bits that it has alone
+    joins = False  # whether a prompt in one call that reports the states where parts end has the bits of the parts
+    null_slot: int | None = None  # of padding rows; None: they have negative slots
+    reports = True  # whether prompts report states between their ends, and skip sequences with negative slots
+    bounds = (5e-3, 5e-3)  # relative RMS errors of outputs and last states against the recurrence in fp64, docs/numerics.md
+
+    def __init__(self, device: str, channels: int, tables: dict[str, tuple[int, ...]], state: tuple[int, ...]) -> None:
+        self.device, self.state_shape, self.state_dtype = device, state, F32
+        self.rng = torch.Generator().manual_seed(len(self.name))
+        self.tables = {name: self.normal(VOCABULARY, *shape) for name, shape in tables.items()}
+        self.tables["mixed"] = self.normal(VOCABULARY, channels)
+        self.weight, self.bias = self.normal(channels, WIDTH) / WIDTH**0.5, self.normal(channels) / 4
+
+    def normal(self, *shape: int, dtype: torch.dtype = BF16) -> Tensor:
+        return torch.randn(shape, generator=self.rng).to(self.device, dtype)
+
+    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        return (low + (high - low) * torch.rand(shape, generator=self.rng)).to(self.device)
+
+    # ---- Pools
+
+    def pool(self, slots: int, number: int) -> Pool:
+        reserved = 0 if self.null_slot is None else 1
+        slots += reserved
+        conv = torch.empty(slots, COLUMNS, self.weight.shape[0], device=self.device, dtype=BF16).mT
+        state = torch.empty(slots, *self.state_shape, device=self.device, dtype=self.state_dtype)
+        return Pool({"conv": conv, "state": state, **self.buffers(state)}, number, reserved)
+
+    def buffers(self, state: Tensor) -> Rows:
+        return {}
+
+    def steps(self, op: str, width: int) -> Tensor | None:
+        """Where a verify stores the states after its tokens."""
+        tokens = {"chain": DRAFTS, "tree": TREE}.get(op)
+        return tokens and torch.full((width, tokens, *self.state_shape), torch.nan, device=self.device, dtype=self.state_dtype)
+
+    def window(self, ids: Sequence[int]) -> Tensor:
+        """The convolution's last inputs of a prefix."""
+        rows = self.tables["mixed"][list(ids[1 - WIDTH :])].mT
+        return torch.nn.functional.pad(rows, (WIDTH - 1 - rows.shape[-1], 0))
+
+    # ---- Calls
+
+    def prompt(self, pool: Pool, ids: Tensor, slots: Tensor, cu_seqlens: Tensor, fresh: Tensor, **options: Any) -> Any:
+        """Packed prompts, or parts of them: (outputs of the convolution, outputs, checkpoints or None). With write_indices the
+        state goes from one slot to another; the convolution's is in the latter already."""
+        rows = {name: table[ids] for name, table in self.tables.items()}
+        x = rows.pop("mixed").mT[None]
+        packed = {"cu_seqlens": cu_seqlens, "has_initial_state": ~fresh}
+        conv = {"conv_state": pool.tensors["conv"], "state_indices": options.get("write_indices", slots), "activation": "silu"}
+        mixed = gdn_cuda.causal_conv1d(x, self.weight, self.bias, **conv, **packed)
+        mixed = mixed[0].mT
+        return (mixed, *self.scan(pool.tensors["state"], mixed, rows, state_indices=slots, **packed, **options))
+
+    def step(self, op: str, pool: Pool, x: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """One token or several of every sequence, of ids (B, T): (outputs of the convolution, outputs, and for trees its
+        inputs). Allocates and launches only, so that it can be captured."""
+        rows = {name: table[x["ids"]] for name, table in self.tables.items()}
+        raw, homes = rows.pop("mixed"), x["homes"]
+        conv = (pool.tensors["conv"], self.weight, self.bias, "silu")
+        columns, null = raw, {"null_slot": self.null_slot}
+        if op == "tree":
+            mixed, columns = self.convolved_tree(pool.tensors["conv"], raw, x)
+        elif op == "layer":  # in one launch, whose output of the convolution is not seen
+            mixed = gdn_cuda.causal_conv1d_update(raw[:, 0], conv[0][homes.clamp(min=0)], *conv[1:])[:, None]
+            return mixed, self.one_launch(pool, raw[:, 0], {name: y[:, 0] for name, y in rows.items()}, homes), columns
+        elif op in ("plain", "ring"):
+            mixed = gdn_cuda.causal_conv1d_update(raw[:, 0], *conv, conv_state_indices=homes, **null)[:, None]
+        else:
+            more = {"conv_state_indices": homes, "num_accepted_tokens": x["conv_accepted"], **null}
+            mixed = gdn_cuda.causal_conv1d_update(raw.mT, *conv, **more).mT.contiguous()
+        return mixed, self.recurrence(op, pool, mixed, rows, x), columns
+
+    def convolved_tree(self, state: Tensor, raw: Tensor, x: Rows) -> tuple[Tensor, Tensor]:
+        """Every token after the inputs on its path, each as a sequence of its own."""
+        (B, T, D), taps = raw.shape, WIDTH - 1
+        columns = torch.cat([state[x["homes"].clamp(min=0)][..., -taps:], raw.mT], -1)
+        index = x["windows"][:, :, None].expand(B, T, D, taps)
+        states = columns[:, None].expand(B, T, *columns.shape[1:]).gather(-1, index).reshape(B * T, D, taps)
+        given = (raw.reshape(B * T, D), states, self.weight, self.bias, "silu")
+        return gdn_cuda.causal_conv1d_update(*given).view(B, T, D), columns
+
+    def recurrence(self, op: str, pool: Pool, mixed: Tensor, rows: Rows, x: Rows) -> Tensor:
+        state, homes = pool.tensors["state"], x["homes"]
+        if op in ("replay", "ring"):
+            return self.replay(pool, mixed, rows, homes, x["accepted"] if op == "replay" else None)
+        if op == "slots":
+            return self.update(state, mixed, rows, x["states"], num_accepted_tokens=x["accepted"])
+        more = {name: x[name] for name in ("step_states", "step_slots") if op != "plain"}
+        return self.update(state, mixed, rows, homes, **more, **({"parents": x["parents"]} if op == "tree" else {}))
+
+    # ---- What a layer defines
+
+    def scan(self, state: Tensor, mixed: Tensor, rows: Rows, **call: Any) -> tuple[Tensor, Tensor | None]:
+        raise NotImplementedError
+
+    def update(self, state: Tensor, mixed: Tensor, rows: Rows, slots: Tensor, **call: Any) -> Tensor:
+        raise NotImplementedError
+
+    def one_launch(self, pool: Pool, raw: Tensor, rows: Rows, slots: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def replay(self, pool: Pool, mixed: Tensor, rows: Rows, slots: Tensor, accepted: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def commit(self, pool: Pool, slots: Tensor, accepted: Tensor | None) -> None:
+        raise NotImplementedError
+
+    def literal(self, mixed: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """The recurrence in fp64, token by token from zeros: outputs and the last state."""
+        raise NotImplementedError
+
+    def literal_conv(self, ids: Tensor) -> Tensor:
+        x = torch.nn.functional.pad(self.tables["mixed"][ids].double(), (0, 0, WIDTH - 1, 0)).unfold(0, WIDTH, 1)
+        return silu((x * self.weight.double()).sum(-1) + self.bias.double())
