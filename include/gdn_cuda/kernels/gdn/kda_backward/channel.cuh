@@ -94,7 +94,10 @@ struct KdaChannel {
             const ChannelDecay<kForm> decay_of(rate_log, call.channels.lower_bound);
             const auto find_each = [&](auto&& of) {
 #pragma unroll
-                for (int i = 0; i < kKdaTokens; ++i) decay[i] = opaque(of(gates[i]));  // not a branch for each
+                for (int i = 0; i < kKdaTokens; ++i) {
+                    const float found = opaque(of(gates[i]));  // not a branch for each
+                    decay[i] = i < tokens ? found : 1.f;
+                }
             };
             if (kForm == ChannelGate::softplus && decay_of.rate_log <= ChannelDecay<kForm>::kLargestPlainRateLog)
                 find_each([&](float gate) { return exp2_fast(decay_of.rate * channel_softplus(gate)); });
@@ -111,10 +114,6 @@ struct KdaChannel {
             find.template operator()<ChannelGate::log_decay>();
         else
             find.template operator()<ChannelGate::decay>();
-        if (tokens >= kKdaTokens) [[likely]]
-            return;
-#pragma unroll
-        for (int i = 0; i < kKdaTokens; ++i) decay[i] = i < tokens ? decay[i] : 1.f;
     }
 };
 
