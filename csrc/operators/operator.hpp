@@ -8,7 +8,6 @@
 #pragma once
 
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <array>
 #include <gdn_cuda/arguments.hpp>
@@ -18,6 +17,7 @@
 #include <utility>
 
 #include "dispatch.hpp"
+#include "new_tensor.hpp"
 #include "tensor.hpp"
 
 namespace gdn_cuda {
@@ -293,7 +293,7 @@ Tensor into_out(const Op& x, const auto& with_new_out) {
 // `arguments` with a new `out`, of the shape and dtype of `like`.
 template <class Op>
 Op with_output_like(const Tensor& like, Op arguments) {
-    arguments.out.emplace(torch::stable::new_empty(like, like.sizes()));
+    arguments.out.emplace(new_tensor(like, like.sizes()));
     return arguments;
 }
 

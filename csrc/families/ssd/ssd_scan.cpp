@@ -264,7 +264,7 @@ std::tuple<Tensor, Tensor> ssd_scan(const SsdScan& x) {
         const View sizes(x.x), B(x.B);
         const int64_t sequences = x.cu_seqlens ? x.cu_seqlens->size(0) - 1 : sizes.size(0);
         into.last_state =
-            torch::stable::new_empty(x.x, {sequences, sizes.size(-2), sizes.size(-1), B.size(-1)}, ScalarType::Float);
+            new_tensor(x.x, {sequences, sizes.size(-2), sizes.size(-1), B.size(-1)}, ScalarType::Float);
     }
     call<ssd::SsdScanInto, ssd::run_scan_into>({into});
     return {into.out, *into.last_state};
