@@ -66,8 +66,7 @@ std::tuple<Tensor, Tensor> run_causal(const CausalConv1d& x) {
     PreparedCausal prepared = prepare_causal(x);
     const Tensor out = empty_output(prepared, x.x);
     const std::vector<int64_t> none{0};
-    const Tensor final_states =
-        new_tensor(x.x, x.return_final_states ? prepared.states_shape() : none, ScalarType::Float);
+    const Tensor final_states = new_tensor(x.x, x.return_final_states ? prepared.states_shape() : none, ScalarType::Float);
     const DeviceScope scope(prepared.x.device_index);
     const Target target = target_of(x.name, prepared.x);
     run_forward(prepared, target);
@@ -144,8 +143,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_backward(const CausalConv1dBackwa
     run_causal_backward(forward.problem, args, target);
     if (x.initial_states) CausalStatesBackward::run(forward.problem.io, {args, states_of(View(dinitial))}, target);
     const Tensor dweight = math::converted(math::sum(weights, 0), x.weight->scalar_type());
-    const Tensor dbias =
-        x.bias ? math::converted(math::sum(biases, 0), x.bias->scalar_type()) : new_tensor(x.weight, none);
+    const Tensor dbias = x.bias ? math::converted(math::sum(biases, 0), x.bias->scalar_type()) : new_tensor(x.weight, none);
     return {dx, dweight, dbias, dinitial};
 }
 

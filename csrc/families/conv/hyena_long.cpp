@@ -143,9 +143,7 @@ HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x) {
     HyenaLongArgs& forward = prepared.forward.args;
     const Target target = target_of(x.name, given.x1);
     const Tensor& like = x.forward.x1;
-    const auto empty = [&](const std::vector<int64_t>& shape) {
-        return new_tensor(like, shape, ScalarType::Float);
-    };
+    const auto empty = [&](const std::vector<int64_t>& shape) { return new_tensor(like, shape, ScalarType::Float); };
     const auto floats = [](const Tensor& tensor) { return static_cast<float*>(memory_of(tensor)); };
 
     const i64 B = forward.batches, D = forward.channels, S = forward.states, rows = B * D;

@@ -1,7 +1,6 @@
 // Chooses the kernel for calls whose sequences go chunk by chunk.
 #include "by_chunk.hpp"
 
-
 #include <cstdlib>
 
 #include "chunk_inputs.hpp"

@@ -113,9 +113,7 @@ std::tuple<Tensor, Tensor, Tensor> run_rule(const GatedDeltaRule& x) {
         prefetch<ChunkGatesBackward>(kChunkGatesBackwardConfigurations.front(), target);
     }
     const int64_t interval = checkpoint_interval(x, sequences);
-    const auto without_checkpoints = [&] {
-        return new_tensor(x.value, checkpoint_sizes(sequences, 0), ScalarType::Float);
-    };
+    const auto without_checkpoints = [&] { return new_tensor(x.value, checkpoint_sizes(sequences, 0), ScalarType::Float); };
     if (x.recurrent) {  // fp32 states, with the caller's strides, which decide on the kernel, and so on the bits
         const auto [out, last] =
             recurrent_forward({.query = x.query,
@@ -206,8 +204,7 @@ struct BackwardTensors {
           query(like(x.forward.query)),
           key(like(x.forward.key)),
           value(like(x.forward.value)),
-          state(new_tensor(x.forward.value, {sequences.count, sequences.heads, sequences.dv, sequences.dk},
-                                         ScalarType::Float)),
+          state(new_tensor(x.forward.value, {sequences.count, sequences.heads, sequences.dv, sequences.dk}, ScalarType::Float)),
           output(!x.grad_out ? zeros(x.forward.value, sizes_of(View(x.forward.value)), x.forward.value->scalar_type())
                  : has_vectors(View(*x.grad_out)) ? *x.grad_out
                                                   : torch::stable::contiguous(*x.grad_out)),

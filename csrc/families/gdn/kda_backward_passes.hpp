@@ -86,8 +86,8 @@ struct KdaBackwardPasses {
         const i64 most = group_of(key_heads(), least, workspace), groups = ceil_div(key_heads(), most);
         const int segments = this->segments(target);
         const Tensor memory = new_tensor(like, {most * least}, ScalarType::Byte),
-                     matrices = new_tensor(
-                         like, {segments > 1 ? most * call.heads_per_key * matrices_per_head(segments) : 0}, ScalarType::Float);
+                     matrices = new_tensor(like, {segments > 1 ? most * call.heads_per_key * matrices_per_head(segments) : 0},
+                                           ScalarType::Float);
         for (i64 group = 0; group < groups; ++group) {
             const i64 first = key_heads() * group / groups, end = key_heads() * (group + 1) / groups;
             run_heads(first, end - first, sizes, static_cast<char*>(memory_of(memory)), segments,

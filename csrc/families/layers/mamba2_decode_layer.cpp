@@ -1,7 +1,6 @@
 // mamba2_decode_layer: a Mamba-2 layer's step between its projections, with states in slots of two pools.
 #include "mamba2_decode_layer.hpp"
 
-
 #include <gdn_cuda/layers.hpp>
 #include <vector>
 

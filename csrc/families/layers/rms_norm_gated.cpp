@@ -149,8 +149,7 @@ std::tuple<Tensor, Tensor, Tensor> run_rms_norm_backward(const RmsNormBackwardCa
     const PreparedRmsNorm& forward = prepared.forward;
     const Target target = target_of(call.name, forward.x);
     const std::vector<int64_t> shape = forward.shape(), none{0};
-    const Tensor dx = new_tensor(x.x, shape),
-                 dgate = x.gate ? new_tensor(*x.gate, shape) : new_tensor(x.x, none);
+    const Tensor dx = new_tensor(x.x, shape), dgate = x.gate ? new_tensor(*x.gate, shape) : new_tensor(x.x, none);
     const Blocks blocks = forward.problem.rows == 0 || forward.problem.columns == 0
                               ? Blocks{0, 0, 0}
                               : RmsNormBackward::blocks(forward.problem, rms_norm_backward_config(forward.problem),

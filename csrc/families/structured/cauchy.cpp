@@ -1,7 +1,6 @@
 // cauchy_kernel, cauchy_conj and their gradients.
 #include "cauchy.hpp"
 
-
 #include <array>
 #include <gdn_cuda/structured.hpp>
 

@@ -118,8 +118,8 @@ PreparedMoments prepare_moments(const MomentsCall& call) {
 
 Tensor run_vandermonde(const VandermondeCall& call) {
     const PreparedVandermonde prepared = prepare_vandermonde(call);
-    const Tensor out = new_tensor(call.v, prepared.shape_with(call.L),
-                                                prepared.type == DType::c64 ? ScalarType::Float : ScalarType::Double);
+    const Tensor out =
+        new_tensor(call.v, prepared.shape_with(call.L), prepared.type == DType::c64 ? ScalarType::Float : ScalarType::Double);
     launch_vandermonde(prepared, call.L, out);
     return out;
 }
