@@ -60,7 +60,9 @@ def make_calls(device: str = "cuda") -> dict[str, Callable[[], object]]:
     }
 
 
-def _mamba2_calls(bf16: Callable[..., torch.Tensor], uniform: Callable[..., torch.Tensor], device: str) -> dict[str, Callable[[], object]]:
+def _mamba2_calls(
+    bf16: Callable[..., torch.Tensor], uniform: Callable[..., torch.Tensor], device: str
+) -> dict[str, Callable[[], object]]:
     """As engines call them: tensors (tokens, …) of two prompts or sequences, states in slots of a pool."""
     heads, P, N, tokens = 24, 64, 128, 64
     int32 = partial(torch.tensor, dtype=torch.int32, device=device)
