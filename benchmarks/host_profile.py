@@ -2,8 +2,8 @@
 
     python benchmarks/host_profile.py [--rounds 40] [--only chunked_forward] [--loop 10]
 
-Beside the time: launches, encoded tensor maps, memsets, allocations by torch's shim, and calls that torch looks up by name, each
-of one warm call. What a driver takes is missing, and so is the difference between CPU's and CUDA's allocator. `--loop SECONDS`
+Beside the time: launches, tensor maps, memsets, allocations by torch's shim, and calls that torch looks up by name, each of
+one warm call. What a driver takes is missing, and so is the difference between CPU's and CUDA's allocator. `--loop SECONDS`
 repeats a call, for `perf record -e cpu-clock -p PID`. The first call of a kernel compiles it. host_times.py measures on a GPU.
 """
 

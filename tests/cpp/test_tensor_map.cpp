@@ -1,12 +1,11 @@
 // Tensor maps are kept: what was encoded before is not encoded again, and nothing else is taken for it.
-#include "jit/tensor_map.hpp"
-
 #include <cstring>
 #include <functional>
 #include <thread>
 #include <vector>
 
 #include "fake_driver.hpp"
+#include "jit/tensor_map.hpp"
 
 namespace gdn_cuda::test {
 namespace {
@@ -18,8 +17,8 @@ CUresult answer = CUDA_SUCCESS;
 
 // A map that holds what it was made from.
 CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data, const cuuint64_t* sizes,
-                const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave,
-                CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+                const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
     ++encoded;
     if (answer != CUDA_SUCCESS) return answer;
     std::memset(map, 0, sizeof *map);
