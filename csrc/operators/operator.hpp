@@ -11,12 +11,14 @@
 
 #include <array>
 #include <gdn_cuda/arguments.hpp>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
 #include "dispatch.hpp"
+#include "last_references.hpp"
 #include "new_tensor.hpp"
 #include "tensor.hpp"
 
@@ -162,12 +164,13 @@ Op taken_from(const StableIValue* stack) {
 template <class Op, auto kRun>
 void run_boxed(StableIValue* stack, uint64_t, uint64_t) {
     using Returned = std::invoke_result_t<decltype(kRun), const Op&>;
-    const Op arguments = taken_from<Op>(stack);
+    std::optional<Op> arguments(taken_from<Op>(stack));
     if constexpr (std::is_void_v<Returned>) {
-        kRun(arguments);
+        kRun(*arguments);
     } else {
-        Result<Returned>::put(stack, kRun(arguments));
+        Result<Returned>::put(stack, kRun(*arguments));
     }
+    drop(arguments);
 }
 template <class Op, auto kPrepare>
 void check_boxed(StableIValue* stack, uint64_t, uint64_t) {
