@@ -25,27 +25,27 @@ MODES = {"no_grad": torch.no_grad, "grad mode": torch.enable_grad}
 REACH_US = {"chunked_forward": 10}  # 12 for other operators
 
 
-def make_calls() -> dict[str, Callable[[], object]]:
+def make_calls(device: str = "cuda") -> dict[str, Callable[[], object]]:
     def bf16(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+        return torch.randn(*shape, device=device, dtype=torch.bfloat16)
 
     def uniform(*shape: int) -> torch.Tensor:
-        return torch.rand(*shape, device="cuda")
+        return torch.rand(*shape, device=device)
 
     def complex64(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device="cuda", dtype=torch.complex64)
+        return torch.randn(*shape, device=device, dtype=torch.complex64)
 
     query, key, value = bf16(1, 1, 16, 128), bf16(1, 1, 16, 128), bf16(1, 1, 32, 128)
     a, b, A_log, dt_bias = bf16(1, 1, 32), bf16(1, 1, 32), uniform(32), uniform(32)
-    pool, out = torch.zeros(4, 32, 128, 128, device="cuda"), bf16(1, 1, 32, 128)
+    pool, out = torch.zeros(4, 32, 128, 128, device=device), bf16(1, 1, 32, 128)
     step = (query, key, value, a, b, A_log, dt_bias, pool)
-    slots = torch.zeros(1, dtype=torch.int32, device="cuda")
+    slots = torch.zeros(1, dtype=torch.int32, device=device)
     chunk = (bf16(1, 64, 16, 128), bf16(1, 64, 16, 128), bf16(1, 64, 32, 128), uniform(1, 64, 32), -uniform(1, 64, 32))
     token = (query, key, value, pool[:1], uniform(1, 1, 32), -uniform(1, 1, 32))
     residues, points, poles = complex64(2, 32), complex64(128), complex64(32) - 2
     column, vector = uniform(4, 64), uniform(4, 64)
-    x = torch.ones(16, device="cuda")
-    ssd = _mamba2_calls(bf16, uniform)
+    x = torch.ones(16, device=device)
+    ssd = _mamba2_calls(bf16, uniform, device)
     return {
         "torch.add": lambda: torch.add(x, x, out=x),
         "fused_decode": lambda: gdn_cuda.fused_decode(*step, slots, out=out),
@@ -60,17 +60,19 @@ def make_calls() -> dict[str, Callable[[], object]]:
     }
 
 
-def _mamba2_calls(bf16: Callable[..., torch.Tensor], uniform: Callable[..., torch.Tensor]) -> dict[str, Callable[[], object]]:
+def _mamba2_calls(
+    bf16: Callable[..., torch.Tensor], uniform: Callable[..., torch.Tensor], device: str
+) -> dict[str, Callable[[], object]]:
     """As engines call them: tensors (tokens, …) of two prompts or sequences, states in slots of a pool."""
     heads, P, N, tokens = 24, 64, 128, 64
-    int32 = partial(torch.tensor, dtype=torch.int32, device="cuda")
+    int32 = partial(torch.tensor, dtype=torch.int32, device=device)
     A, D, dt_bias = -uniform(heads), uniform(heads), uniform(heads)
     packed = (bf16(tokens, heads, P), bf16(tokens, heads), A, bf16(tokens, 1, N), bf16(tokens, 1, N), D)
     padded = (packed[0][None], packed[1][None], A, packed[3][None], packed[4][None], D)
     options = {"dt_bias": dt_bias, "dt_softplus": True}
-    slots, pool = int32([1, 2]), torch.zeros(4, heads, P, N, device="cuda")
+    slots, pool = int32([1, 2]), torch.zeros(4, heads, P, N, device=device)
     prompts = options | {"cu_seqlens": int32([0, 30, tokens]), "out": torch.empty_like(packed[0])}
-    in_pool = {"initial_state": pool, "state_indices": slots, "has_initial_state": torch.tensor([True, False], device="cuda")}
+    in_pool = {"initial_state": pool, "state_indices": slots, "has_initial_state": torch.tensor([True, False], device=device)}
     in_slots = {"initial_state": pool[:2].clone(), "last_state": pool, "write_indices": slots}
     step = tuple(y[:2] if n in (0, 1, 3, 4) else y for n, y in enumerate(packed))
     step_out = torch.empty_like(step[0])

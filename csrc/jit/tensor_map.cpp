@@ -1,7 +1,10 @@
 #include "tensor_map.hpp"
 
+#include <array>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <type_traits>
 
 #include "context.hpp"
 #include "device.hpp"
@@ -23,16 +26,7 @@ bool legal(i64 stride, i64 size) {
     return bytes > 0 && bytes < kLongestStride && bytes % kAlignment == 0;
 }
 
-}  // namespace
-
-bool can_tile(const TiledTensor& tensor) {
-    return reinterpret_cast<std::uintptr_t>(tensor.rows.data) % kAlignment == 0 && legal(tensor.rows.head, tensor.heads) &&
-           legal(tensor.rows.token, tensor.tokens) && legal(tensor.rows.batch, tensor.batches);
-}
-
-TensorMap tile_map(const TiledTensor& tensor, DType type, int tokens, int ordinal) {
-    if (ordinal == kStandIn) [[unlikely]]
-        return {};
+TensorMap encoded(const TiledTensor& tensor, DType type, int tokens, int ordinal) {
     const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(tensor.d), static_cast<cuuint64_t>(tensor.heads),
                                  static_cast<cuuint64_t>(tensor.tokens), static_cast<cuuint64_t>(tensor.batches)};
     const cuuint64_t strides[3] = {static_cast<cuuint64_t>(stride_bytes(tensor.rows.head, tensor.heads)),
@@ -52,6 +46,49 @@ TensorMap tile_map(const TiledTensor& tensor, DType type, int tokens, int ordina
     static_assert(sizeof result == sizeof map);
     std::memcpy(&result, &map, sizeof map);
     return result;
+}
+
+// The maps of a thread's last tensors. A map depends on nothing but what is compared here, whoever owns the memory.
+class KeptMaps {
+  public:
+    const TensorMap& get(const TiledTensor& tensor, DType type, int tokens, int ordinal) {
+        const Made made{tensor, type, tokens, ordinal, 0};
+        for (std::size_t i = 0; i < kCount; ++i)
+            if (addresses_[i] == tensor.rows.data && std::memcmp(&made_[i], &made, sizeof made) == 0) return maps_[i];
+        const std::size_t i = oldest_;
+        maps_[i] = encoded(tensor, type, tokens, ordinal);  // may throw
+        addresses_[i] = tensor.rows.data, made_[i] = made;
+        oldest_ = (oldest_ + 1) % kCount;
+        return maps_[i];
+    }
+
+  private:
+    struct Made {
+        TiledTensor tensor;
+        DType type;
+        int tokens, ordinal, no_padding;
+    };
+    static_assert(std::has_unique_object_representations_v<Made>);
+    static constexpr std::size_t kCount = 32;  // of several layers whose tensors alternate
+
+    std::array<const void*, kCount> addresses_{};  // apart from the rest: a search reads little
+    std::array<Made, kCount> made_{};
+    std::array<TensorMap, kCount> maps_{};
+    std::size_t oldest_ = 0;
+};
+
+}  // namespace
+
+bool can_tile(const TiledTensor& tensor) {
+    return reinterpret_cast<std::uintptr_t>(tensor.rows.data) % kAlignment == 0 && legal(tensor.rows.head, tensor.heads) &&
+           legal(tensor.rows.token, tensor.tokens) && legal(tensor.rows.batch, tensor.batches);
+}
+
+TensorMap tile_map(const TiledTensor& tensor, DType type, int tokens, int ordinal) {
+    if (ordinal == kStandIn) [[unlikely]]
+        return {};
+    thread_local const auto kept = std::make_unique<KeptMaps>();
+    return kept->get(tensor, type, tokens, ordinal);
 }
 
 }  // namespace gdn_cuda::jit

@@ -1,11 +1,10 @@
 // The two layouts of (B, D, L) tensors: contiguous, and the transposed view of a contiguous (B, L, D) one.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <array>
 
+#include "new_tensor.hpp"
 #include "tensor.hpp"
 
 namespace gdn_cuda {
@@ -22,7 +21,7 @@ inline Layout layout_of(const View& rows) {
 inline Tensor empty_rows(const Tensor& like, Layout layout) {
     const View view(like);
     const int64_t B = view.size(0), D = view.size(1), L = view.size(2);
-    if (layout == Layout::tokens) return torch::stable::new_empty(like, {B, D, L});
+    if (layout == Layout::tokens) return new_tensor(like, {B, D, L});
     const int64_t row = std::max<int64_t>(D, 1);
     const std::array sizes{B, D, L}, strides{std::max<int64_t>(L, 1) * row, int64_t{1}, row};
     AtenTensorHandle result = nullptr;

@@ -8,16 +8,18 @@
 #pragma once
 
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <array>
 #include <gdn_cuda/arguments.hpp>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
 #include "dispatch.hpp"
+#include "last_references.hpp"
+#include "new_tensor.hpp"
 #include "tensor.hpp"
 
 namespace gdn_cuda {
@@ -162,12 +164,13 @@ Op taken_from(const StableIValue* stack) {
 template <class Op, auto kRun>
 void run_boxed(StableIValue* stack, uint64_t, uint64_t) {
     using Returned = std::invoke_result_t<decltype(kRun), const Op&>;
-    const Op arguments = taken_from<Op>(stack);
+    std::optional<Op> arguments(taken_from<Op>(stack));
     if constexpr (std::is_void_v<Returned>) {
-        kRun(arguments);
+        kRun(*arguments);
     } else {
-        Result<Returned>::put(stack, kRun(arguments));
+        Result<Returned>::put(stack, kRun(*arguments));
     }
+    drop(arguments);
 }
 template <class Op, auto kPrepare>
 void check_boxed(StableIValue* stack, uint64_t, uint64_t) {
@@ -293,7 +296,7 @@ Tensor into_out(const Op& x, const auto& with_new_out) {
 // `arguments` with a new `out`, of the shape and dtype of `like`.
 template <class Op>
 Op with_output_like(const Tensor& like, Op arguments) {
-    arguments.out.emplace(torch::stable::new_empty(like, like.sizes()));
+    arguments.out.emplace(new_tensor(like, like.sizes()));
     return arguments;
 }
 

@@ -33,11 +33,12 @@ class InferenceMode(IntEnum):
 
 def _output(function: str, query: Tensor, value: Tensor) -> Tensor:
     """Shaped like value, but with query's head count if query has more heads. The operator checks everything else."""
-    are_rows = isinstance(query, Tensor) and isinstance(value, Tensor) and query.dim() >= 2 and value.dim() >= 2
-    if are_rows and (query.is_nested or value.is_nested):  # nested tensors have no sizes
+    try:
+        sizes, heads = value.shape, query.shape[-2]  # nested tensors have none
+        if heads > sizes[-2]:
+            return value.new_empty((*sizes[:-2], heads, sizes[-1]))
+    except (AttributeError, IndexError, TypeError, RuntimeError):
         require_tensors(function, query=query, value=value)
-    if are_rows and query.size(-2) > value.size(-2):
-        return value.new_empty((*value.shape[:-2], query.size(-2), value.size(-1)))
     return output_like(function, "value", value)
 
 

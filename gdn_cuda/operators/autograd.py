@@ -78,7 +78,10 @@ def with_autograd(schema: Schema, args: tuple[Any, ...]) -> Any:
 
 
 def requires_gradient(given: tuple[Any, ...]) -> bool:
-    return any(isinstance(x, Tensor) and x.requires_grad for x in given)
+    for x in given:  # noqa: SIM110  (a generator is slower)
+        if x is not None and isinstance(x, Tensor) and x.requires_grad:
+            return True
+    return False
 
 
 def needs_gradients(*given: Tensor | None) -> bool:
@@ -130,8 +133,7 @@ def _is_plain(schema: Schema, args: tuple[Any, ...]) -> bool:
     if not is_grad_enabled():
         return True
     try:
-        for i, _ in schema.tensors:
-            x = args[i]
+        for x in schema.pick_tensors(args):
             if x is not None and x.requires_grad:
                 return False
     except AttributeError:  # an argument that is not a tensor: the slow path names it

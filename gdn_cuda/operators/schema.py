@@ -56,6 +56,12 @@ class Schema:
         """Gives the arguments in order, from a mapping that may have more."""
         return itemgetter(*self.arguments)
 
+    @cached_property
+    def pick_tensors(self) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+        """Gives the tensors of the arguments in order, those that are None too."""
+        places = [i for i, _ in self.tensors]
+        return itemgetter(*places) if len(places) > 1 else lambda args: tuple(args[i] for i in places)
+
     @staticmethod
     def of(
         name: str,

@@ -386,7 +386,11 @@ def _by_operator(x: Arguments, with_last: bool) -> tuple[Tensor, Any] | None:
             sequences = rows.shape[0] if offsets is None else max(offsets.shape[0] - 1, 0)
             sizes, dtype = (sequences, *rows.shape[-2:], x["B"].shape[-1]), x["state_dtype"] or widest_of(rows)
             last = x["last_state"] = rows.new_empty(sizes, dtype=dtype)
-        with_autograd(schema, schema.pick(x))
+        arguments = schema.pick(x)
+        if torch.is_grad_enabled():
+            with_autograd(schema, arguments)
+        else:  # the caller has seen that no transform, trace or forward mode is active
+            schema.overload(*arguments)
     except Exception:
         schema.check_types(schema.pick(x))  # our message replaces torch's, which is a page long
         raise

@@ -415,6 +415,28 @@ def test_packed_tensors_without_a_batch_dimension(device: Device, seed: int) -> 
     assert odd[..., 0].isnan().all() and odd[..., 65:].isnan().all()
 
 
+@pytest.mark.parametrize("every", [0, 64])
+@pytest.mark.parametrize(
+    "offsets", [[0, 150], [7, 60, 60, 127, 140], [64, 128], [150, 90, 100], [3], [*range(20, 149), *[149] * 150]]
+)
+def test_outputs_of_tokens_of_no_sequence_are_zero(offsets: list[int], every: int, device: Device, seed: int) -> None:
+    """Of two blocks of heads, in rows with gaps, one of which TMA cannot store; with more sequences than ssd/steps has pairs of
+    threads; and with chunks of reported states."""
+    T, H = 150, 20 if len(offsets) < 100 else 2
+    x = drawn(device, seed, T=T, H=H, G=1, P=8, N=8) | {"initial_state": None}
+    x["cu_seqlens"] = torch.tensor(offsets, device=device.name)
+    covered = torch.zeros(T, dtype=torch.bool)
+    for first, end in pairwise(offsets):
+        covered[first:end] = True
+    for gap in (0, 8, 1):
+        rows = torch.full((1, T, H * 8 + gap), torch.nan, device=device.name, dtype=BF16)
+        out = rows[..., : H * 8].unflatten(-1, (H, 8))
+        with device.kernels(), torch.no_grad():
+            ssd_scan(**x, out=out, checkpoint_every=every)
+        assert out[:, covered].isfinite().all() and out[:, covered].any(-1).all() and not out[:, ~covered].any()
+        assert rows[..., H * 8 :].isnan().all()
+
+
 def test_deterministic_calls_have_the_bits_of_each_sequence_alone(device: Device, seed: int) -> None:
     lengths = device.size((700, 0, 70, 600), (5000, 0, 70, 3000))
     x = drawn(device, seed, T=sum(lengths), H=2, G=1, N=64, decay=0.01, lengths=lengths)

@@ -1,6 +1,4 @@
 // causal_conv1d, with initial and final states as tensors or as slots of a pool.
-#include <torch/csrc/stable/ops.h>
-
 #include <gdn_cuda/conv.hpp>
 #include <vector>
 
@@ -68,8 +66,7 @@ std::tuple<Tensor, Tensor> run_causal(const CausalConv1d& x) {
     PreparedCausal prepared = prepare_causal(x);
     const Tensor out = empty_output(prepared, x.x);
     const std::vector<int64_t> none{0};
-    const Tensor final_states =
-        torch::stable::new_empty(x.x, x.return_final_states ? prepared.states_shape() : none, ScalarType::Float);
+    const Tensor final_states = new_tensor(x.x, x.return_final_states ? prepared.states_shape() : none, ScalarType::Float);
     const DeviceScope scope(prepared.x.device_index);
     const Target target = target_of(x.name, prepared.x);
     run_forward(prepared, target);
@@ -137,17 +134,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_backward(const CausalConv1dBackwa
     split_rows(forward.problem, args, jit::device_traits(target.ordinal));
     const int64_t D = forward.x.size(1), taps = forward.args.taps, rows = int64_t{args.forward.batches} * args.splits;
     const std::vector<int64_t> none{0}, weight_sums{rows, D, taps}, bias_sums{rows, D};
-    const Tensor weights = torch::stable::new_empty(x.x, weight_sums, ScalarType::Float),
-                 biases = torch::stable::new_empty(x.x, bias_sums, ScalarType::Float),
-                 dinitial = torch::stable::new_empty(x.x, x.initial_states ? forward.states_shape() : none, ScalarType::Float);
+    const Tensor weights = new_tensor(x.x, weight_sums, ScalarType::Float),
+                 biases = new_tensor(x.x, bias_sums, ScalarType::Float),
+                 dinitial = new_tensor(x.x, x.initial_states ? forward.states_shape() : none, ScalarType::Float);
     args.dweight = static_cast<float*>(memory_of(weights));
     args.dbias = static_cast<float*>(memory_of(biases));
     const DeviceScope scope(forward.x.device_index);
     run_causal_backward(forward.problem, args, target);
     if (x.initial_states) CausalStatesBackward::run(forward.problem.io, {args, states_of(View(dinitial))}, target);
     const Tensor dweight = math::converted(math::sum(weights, 0), x.weight->scalar_type());
-    const Tensor dbias =
-        x.bias ? math::converted(math::sum(biases, 0), x.bias->scalar_type()) : torch::stable::new_empty(x.weight, none);
+    const Tensor dbias = x.bias ? math::converted(math::sum(biases, 0), x.bias->scalar_type()) : new_tensor(x.weight, none);
     return {dx, dweight, dbias, dinitial};
 }
 

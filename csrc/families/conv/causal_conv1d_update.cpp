@@ -1,4 +1,6 @@
 // causal_conv1d_update: one or a few tokens of every sequence through a causal convolution, states in slots of a pool.
+#include <torch/csrc/stable/ops.h>
+
 #include <algorithm>
 #include <gdn_cuda/conv.hpp>
 

@@ -43,7 +43,7 @@ struct HyenaGiven {
     std::tuple<Tensor, Tensor> new_outputs(auto& args, const Tensor& like, int64_t length) const {
         const Tensor y = empty_rows(like, layout);
         const std::vector<int64_t> state_shape = {x1.size(0), x1.size(1), length};
-        const Tensor last = torch::stable::new_empty(like, state_shape, ScalarType::Float);
+        const Tensor last = new_tensor(like, state_shape, ScalarType::Float);
         fill_output(args, y);
         args.last = static_cast<float*>(memory_of(last));
         return {y, last};

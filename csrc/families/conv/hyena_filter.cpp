@@ -67,7 +67,7 @@ PreparedFilter prepare_filter(const FilterCall& x) {
 Tensor run_filter(const FilterCall& x) {
     PreparedFilter prepared = prepare_filter(x);
     const std::vector<int64_t> sizes{prepared.args.rows, prepared.args.tokens};
-    const Tensor filter = torch::stable::new_empty(x.residues, sizes);
+    const Tensor filter = new_tensor(x.residues, sizes);
     prepared.args.filter = static_cast<float*>(memory_of(filter));
     const DeviceScope scope(prepared.residues.device_index);
     HyenaFilterKernel::run(prepared.args, target_of(x.name, prepared.residues));
@@ -95,7 +95,7 @@ std::tuple<Tensor, Tensor> run_filter_backward(const FilterBackwardCall& x) {
     const int64_t units = HyenaFilterBackwardKernel::units(args.tokens);
     if (units == 0) return {math::zeros(x.residues, {args.rows, args.count}), math::zeros(x.residues, {args.rows, args.count})};
     const std::vector<int64_t> sizes{units, 2, args.rows, args.count};
-    const Tensor sums = torch::stable::new_empty(x.residues, sizes);
+    const Tensor sums = new_tensor(x.residues, sizes);
     args.sums = static_cast<float*>(memory_of(sums));
     HyenaFilterBackwardKernel::run(args, target_of(x.name, prepared.residues));
     const Tensor total = math::sum(sums, 0);

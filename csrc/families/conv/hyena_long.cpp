@@ -1,6 +1,8 @@
 // hyena_long and its gradients: y = x2 * (h * u + D u) with u = x1 * v, and h a sum of up to 64 exponentials.
 #include "hyena_long.hpp"
 
+#include <torch/csrc/stable/ops.h>
+
 #include <gdn_cuda/conv.hpp>
 #include <utility>
 #include <vector>
@@ -88,7 +90,7 @@ std::tuple<Tensor, Tensor> run_hyena_long(const HyenaLongCall& x) {
     args.segment_tokens = split.segment_tokens;
     const auto [y, last] = given.new_outputs(args, x.x1, args.states);
     const std::vector<int64_t> added_shape = {rows, split.segments - 1, args.states};
-    const Tensor added = torch::stable::new_empty(x.x1, added_shape, ScalarType::Float);
+    const Tensor added = new_tensor(x.x1, added_shape, ScalarType::Float);
     prepared.set_layout(args);
     args.added = static_cast<float*>(memory_of(added));
     const DeviceScope scope(given.x1.device_index);
@@ -141,9 +143,7 @@ HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x) {
     HyenaLongArgs& forward = prepared.forward.args;
     const Target target = target_of(x.name, given.x1);
     const Tensor& like = x.forward.x1;
-    const auto empty = [&](const std::vector<int64_t>& shape) {
-        return torch::stable::new_empty(like, shape, ScalarType::Float);
-    };
+    const auto empty = [&](const std::vector<int64_t>& shape) { return new_tensor(like, shape, ScalarType::Float); };
     const auto floats = [](const Tensor& tensor) { return static_cast<float*>(memory_of(tensor)); };
 
     const i64 B = forward.batches, D = forward.channels, S = forward.states, rows = B * D;
@@ -216,12 +216,12 @@ Tensor new_additions(HyenaLongArgs& args, const Tensor& like, i64 tokens, const 
     args.segments = tokens > 0 ? split.segments : 0;
     args.segment_tokens = split.segment_tokens;
     const std::vector<int64_t> shape = {rows, args.segments, args.states};
-    return torch::stable::new_empty(like, shape, ScalarType::Float);
+    return new_tensor(like, shape, ScalarType::Float);
 }
 // `args` has all tokens; `covered`: how many the segments have. `gradient`: in reverse, of the last states.
 Tensor summed(const PreparedHyenaLong& prepared, const HyenaLongArgs& args, const Tensor& added, int covered,
               const HyenaInitial* gradient, const Tensor& like, const Target& target) {
-    const Tensor result = torch::stable::new_empty(like, prepared.state_shape(), ScalarType::Float);
+    const Tensor result = new_tensor(like, prepared.state_shape(), ScalarType::Float);
     if (i64{args.batches} * args.channels > 0)
         HyenaLongSummary::run(prepared.given.io, gradient != nullptr,
                               {.forward = args,

@@ -99,8 +99,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_hyena_medium_back
     args.forward.segments = split.segments;
     args.forward.segment_tokens = split.segment_tokens;
     const std::vector<int64_t> none{0}, state_shape{B, D, taps - 1}, sums_shape{B * split.segments, D, taps};
-    const Tensor segment_sums = torch::stable::new_empty(x.x1, sums_shape, ScalarType::Float),
-                 dinitial = torch::stable::new_empty(x.x1, x.initial_state ? state_shape : none, ScalarType::Float);
+    const Tensor segment_sums = new_tensor(x.x1, sums_shape, ScalarType::Float),
+                 dinitial = new_tensor(x.x1, x.initial_state ? state_shape : none, ScalarType::Float);
     args.dtaps = static_cast<float*>(memory_of(segment_sums));
     args.dinitial = x.initial_state ? static_cast<float*>(memory_of(dinitial)) : nullptr;
     const DeviceScope scope(given.x1.device_index);

@@ -90,9 +90,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_hyena_short_backw
     args.forward.segment_tokens = split.segment_tokens;
     const std::vector<int64_t> none{0}, state_shape{B, D, taps - 1}, weights_shape{B * split.segments, D, taps},
         biases_shape{B * split.segments, D};
-    const Tensor weights = torch::stable::new_empty(x.x1, weights_shape, ScalarType::Float),
-                 biases = torch::stable::new_empty(x.x1, biases_shape, ScalarType::Float),
-                 dinitial = torch::stable::new_empty(x.x1, x.initial_state ? state_shape : none, ScalarType::Float);
+    const Tensor weights = new_tensor(x.x1, weights_shape, ScalarType::Float),
+                 biases = new_tensor(x.x1, biases_shape, ScalarType::Float),
+                 dinitial = new_tensor(x.x1, x.initial_state ? state_shape : none, ScalarType::Float);
     args.dweight = static_cast<float*>(memory_of(weights));
     args.dbias = static_cast<float*>(memory_of(biases));
     args.dinitial = x.initial_state ? static_cast<float*>(memory_of(dinitial)) : nullptr;
@@ -101,7 +101,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_hyena_short_backw
         HyenaShortColumnsBackward::run(problem, args, target);
     else
         HyenaShortBackward::run(problem, args, target);
-    const Tensor dbias = x.bias ? math::sum(biases, 0) : torch::stable::new_empty(biases, none);
+    const Tensor dbias = x.bias ? math::sum(biases, 0) : new_tensor(biases, none);
     return {dx1, dx2, dv, weight_gradient(weights, x.weight->size(0)), dbias, dinitial};
 }
 

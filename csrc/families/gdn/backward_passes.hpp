@@ -1,8 +1,6 @@
 // The passes of the backward of gated_delta_rule, over as many heads and tokens at a time as the workspace holds.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 
 #include "backward_chain.hpp"
@@ -203,7 +201,7 @@ struct BackwardPasses {
         const int segments =
             deterministic ? 1 : BackwardChain::segments(whole, split, jit::device_traits(target.ordinal).multiprocessors);
         const i64 words = BackwardChain::link_words(part.backward, segments);
-        const Tensor memory = torch::stable::new_empty(like, {split * words}, ScalarType::Float);
+        const Tensor memory = new_tensor(like, {split * words}, ScalarType::Float);
         auto* const first = static_cast<float*>(memory_of(memory));
         BackwardLinksArgs links{.heads = part.backward.heads, .dv = call.dv, .dk = call.dk};
         for (int i = 0; i < split; ++i) links.chains[i] = BackwardChain::links(part.backward, segments, first + i * words);
@@ -285,7 +283,7 @@ struct BackwardPasses {
                   windows = ceil_div(steps, at_once), window = ceil_div(steps, windows) * shortest;
         constexpr i64 kAligned = alignof(PreparedChunk);
         const i64 bytes = heads * head_bytes(std::min<i64>(window, call.tokens));
-        const Tensor memory = torch::stable::new_empty(like, {ceil_div(bytes, kAligned) * kAligned}, ScalarType::Byte);
+        const Tensor memory = new_tensor(like, {ceil_div(bytes, kAligned) * kAligned}, ScalarType::Byte);
         for (i64 head = 0; head < call.heads; head += heads)
             for (i64 later = windows; later-- > 0;) {
                 const BackwardPart part{.head = head,

@@ -1,8 +1,6 @@
 // Chooses the kernel for calls whose sequences go chunk by chunk.
 #include "by_chunk.hpp"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <cstdlib>
 
 #include "chunk_inputs.hpp"
@@ -77,7 +75,7 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
             constexpr i64 kUnit = alignof(SwizzledTile) / sizeof(float);
             const i64 counts = schedule.counts(tensors.in_place);
             if (const i64 words = ceil_div(schedule.workspace() + counts, kUnit) * kUnit; words > 0) {
-                workspace = torch::stable::new_empty(like, {words}, ScalarType::Float);
+                workspace = new_tensor(like, {words}, ScalarType::Float);
                 tensors.workspace = static_cast<float*>(memory_of(*workspace));
                 tensors.counts = reinterpret_cast<unsigned*>(tensors.workspace + schedule.workspace());
                 jit::clear_words(tensors.counts, static_cast<size_t>(counts), target.ordinal, target.stream);
@@ -91,7 +89,7 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
             const KdaWorkspaceSize size = kda_workspace(prepared, split);
             // Whole tiles, as above.
             const i64 tiles = ceil_div(size.bytes(), i64{sizeof(SwizzledTile)});
-            workspace = torch::stable::new_empty(like, {tiles * i64{sizeof(SwizzledTile) / sizeof(float)}}, ScalarType::Float);
+            workspace = new_tensor(like, {tiles * i64{sizeof(SwizzledTile) / sizeof(float)}}, ScalarType::Float);
             return run_kda_chunks(prepared, tensors, size.at(memory_of(*workspace)), split, target);
         }
         case PrefillKernel::channels_mma:

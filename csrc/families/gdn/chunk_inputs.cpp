@@ -58,7 +58,7 @@ void ChunkInputs::convert_gates() {
     const Sequences& sequences = prepared_.sequences;
     GdnCall& args = prepared_.args;
     const int64_t padded = sequences.packed() ? 1 : sequences.count, heads = args.heads;
-    kept_.push_back(torch::stable::new_empty(like_, {2, padded, sequences.tokens, heads}, ScalarType::Float));
+    kept_.push_back(new_tensor(like_, {2, padded, sequences.tokens, heads}, ScalarType::Float));
     float* memory = static_cast<float*>(memory_of(kept_.back()));
     const ChunkGatesArgs given{.gate = args.gate,
                                .beta = args.beta,
@@ -83,7 +83,7 @@ void ChunkInputs::gather_states() {
     call_ = args;
     kept_.push_back(new_states(like_, {sequences.count}, sequences, DType::f32));
     const RecurrentStates dense = contiguous_states(memory_of(kept_.back()), sequences, DType::f32);
-    kept_.push_back(torch::stable::new_empty(like_, {sequences.count}, ScalarType::Long));
+    kept_.push_back(new_tensor(like_, {sequences.count}, ScalarType::Long));
     auto* slots = static_cast<i64*>(memory_of(kept_.back()));
     MoveStates::run(StatesMove::gather, {.call = call_, .to = dense, .rows = sequences.count, .dense_slots = slots}, target_);
     args.initial = dense;

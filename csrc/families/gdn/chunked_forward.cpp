@@ -190,7 +190,7 @@ Tensor run_parts(PreparedChunked& whole, const ChunkedForward& x, DType type) {
     if (count == 0) return rows;
     const Tensor states = new_states(x.out, {count}, sequences, DType::f32);
     const RecurrentStates dense = contiguous_states(memory_of(states), sequences, DType::f32);
-    const auto indices = [&](int64_t elements) { return torch::stable::new_empty(x.out, {elements}, ScalarType::Long); };
+    const auto indices = [&](int64_t elements) { return new_tensor(x.out, {elements}, ScalarType::Long); };
     const Tensor slots = indices(count), parts = indices(2 * count + 1), firsts = indices(2 * count),
                  seconds = indices(2 * count);
     const auto memory = [](const Tensor& tensor) { return static_cast<i64*>(memory_of(tensor)); };

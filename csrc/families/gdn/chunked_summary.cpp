@@ -126,8 +126,8 @@ namespace gdn_cuda {
 Tensor chunked_summary(const ChunkedSummary& given) {
     return into_out<ChunkedSummary, gdn::run_summary>(given, [](ChunkedSummary x) {
         const bool is_double = x.key->scalar_type() == ScalarType::Double;
-        x.out.emplace(torch::stable::new_empty(x.key, gdn::summary_sizes(x.key, x.value, x.cu_seqlens, x.transition),
-                                               is_double ? ScalarType::Double : ScalarType::Float));
+        x.out.emplace(new_tensor(x.key, gdn::summary_sizes(x.key, x.value, x.cu_seqlens, x.transition),
+                                 is_double ? ScalarType::Double : ScalarType::Float));
         return x;
     });
 }

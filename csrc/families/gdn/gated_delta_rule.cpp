@@ -113,9 +113,7 @@ std::tuple<Tensor, Tensor, Tensor> run_rule(const GatedDeltaRule& x) {
         prefetch<ChunkGatesBackward>(kChunkGatesBackwardConfigurations.front(), target);
     }
     const int64_t interval = checkpoint_interval(x, sequences);
-    const auto without_checkpoints = [&] {
-        return torch::stable::new_empty(x.value, checkpoint_sizes(sequences, 0), ScalarType::Float);
-    };
+    const auto without_checkpoints = [&] { return new_tensor(x.value, checkpoint_sizes(sequences, 0), ScalarType::Float); };
     if (x.recurrent) {  // fp32 states, with the caller's strides, which decide on the kernel, and so on the bits
         const auto [out, last] =
             recurrent_forward({.query = x.query,
@@ -168,7 +166,7 @@ PreparedRule prepare_backward(const GatedDeltaRuleBackward& x) {
 }
 
 Tensor zeros(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType type) {
-    Tensor made = torch::stable::new_empty(like, sizes, type);
+    Tensor made = new_tensor(like, sizes, type);
     torch::stable::zero_(made);
     return made;
 }
@@ -206,14 +204,13 @@ struct BackwardTensors {
           query(like(x.forward.query)),
           key(like(x.forward.key)),
           value(like(x.forward.value)),
-          state(torch::stable::new_empty(x.forward.value, {sequences.count, sequences.heads, sequences.dv, sequences.dk},
-                                         ScalarType::Float)),
+          state(new_tensor(x.forward.value, {sequences.count, sequences.heads, sequences.dv, sequences.dk}, ScalarType::Float)),
           output(!x.grad_out ? zeros(x.forward.value, sizes_of(View(x.forward.value)), x.forward.value->scalar_type())
                  : has_vectors(View(*x.grad_out)) ? *x.grad_out
                                                   : torch::stable::contiguous(*x.grad_out)),
           initial(without_absent(in_fp32(x.forward.state), x.forward)),
           final(in_fp32(x.grad_final_state)),
-          absent(torch::stable::new_empty(x.forward.value, {0}, ScalarType::Float)) {
+          absent(new_tensor(x.forward.value, {0}, ScalarType::Float)) {
         if (!sequences.packed() || wanted == WantedGradients::state) return;
         const auto token_rows = [&](const Tensor& gradient, int64_t heads, int64_t d) {
             const i64 bytes = heads * d * bytes_of(sequences.io);
@@ -224,7 +221,7 @@ struct BackwardTensors {
              token_rows(value, sequences.value_heads, sequences.dv)},
             tagged(sequences.cu_seqlens), static_cast<int>(sequences.count), static_cast<int>(sequences.tokens), target);
     }
-    static Tensor like(const Tensor& x) { return torch::stable::new_empty(x, sizes_of(View(x))); }
+    static Tensor like(const Tensor& x) { return new_tensor(x, sizes_of(View(x))); }
     Tensor gradient_of(const OptionalTensor& x) const { return x ? like(*x) : absent; }
 };
 

@@ -2,8 +2,6 @@
 // the workspace holds, or one fewer: groups are of nearly equal size. Segments of the chains have memory of their own.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 
 #include "fold_states.hpp"
@@ -87,9 +85,9 @@ struct KdaBackwardPasses {
         if (call.heads == 0 || call.sequences == 0) return;
         const i64 most = group_of(key_heads(), least, workspace), groups = ceil_div(key_heads(), most);
         const int segments = this->segments(target);
-        const Tensor memory = torch::stable::new_empty(like, {most * least}, ScalarType::Byte),
-                     matrices = torch::stable::new_empty(
-                         like, {segments > 1 ? most * call.heads_per_key * matrices_per_head(segments) : 0}, ScalarType::Float);
+        const Tensor memory = new_tensor(like, {most * least}, ScalarType::Byte),
+                     matrices = new_tensor(like, {segments > 1 ? most * call.heads_per_key * matrices_per_head(segments) : 0},
+                                           ScalarType::Float);
         for (i64 group = 0; group < groups; ++group) {
             const i64 first = key_heads() * group / groups, end = key_heads() * (group + 1) / groups;
             run_heads(first, end - first, sizes, static_cast<char*>(memory_of(memory)), segments,

@@ -1,6 +1,4 @@
 // An operator that runs one chain of Kimi Delta Attention's backward on records in memory, as tests look at the chain alone.
-#include <torch/csrc/stable/ops.h>
-
 #include "../../operators/operator.hpp"
 #include "backward_chain.hpp"
 #include "prepared.hpp"
@@ -62,7 +60,7 @@ void run_chain(const KdaChain& x) {
     const DeviceScope scope(prepared.sequences.query.device_index);
     const Target target = target_of(x.name, prepared.sequences.query);
     const int segments = static_cast<int>(x.segments);
-    const Tensor memory = torch::stable::new_empty(x.value, {BackwardChain::link_words(call, segments)}, ScalarType::Float);
+    const Tensor memory = new_tensor(x.value, {BackwardChain::link_words(call, segments)}, ScalarType::Float);
     const ChainSegments chain = BackwardChain::links(call, segments, static_cast<float*>(memory_of(memory)));
     const auto run = [&](const ChainSegments& part) {
         BackwardChain::run(x.backward ? Direction::backward : Direction::forward, part, call, handover, prepared.sequences.io,

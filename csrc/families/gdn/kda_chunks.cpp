@@ -262,7 +262,7 @@ void run_chunks(const KdaChunks& x) {
     const KdaSplit whole{.window = static_cast<int>(count), .segment = 0, .ahead = {}};
     KdaWorkspaceSize tables = kda_workspace(prepared, whole);
     tables.window = 0;
-    const Tensor memory = torch::stable::new_empty(x.out, {ceil_div(tables.bytes(), int64_t{4})}, ScalarType::Float);
+    const Tensor memory = new_tensor(x.out, {ceil_div(tables.bytes(), int64_t{4})}, ScalarType::Float);
     KdaWorkspace workspace = tables.at(memory_of(memory));
     workspace.records = static_cast<KdaRecord*>(View(x.records).data);
     workspace.flags = static_cast<unsigned*>(View(x.flags).data);

@@ -105,7 +105,7 @@ Tensor run_mn_major(const TransposeToMnMajor& x) {
     const View& view = prepared.input;
     std::vector<int64_t> shape(view.sizes, view.sizes + view.rank - 2);
     shape.insert(shape.end(), {view.size(-1), prepared.padded_rows});
-    Tensor columns = torch::stable::new_empty(x.input, shape);
+    Tensor columns = new_tensor(x.input, shape);
     prepared.args.output = columns.data_ptr();
     const DeviceScope scope(view.device_index);
     MnMajor::run(prepared.element_bytes, prepared.args, prepared.matrices, target_of(x.name, view));

@@ -202,7 +202,7 @@ RecurrentStates check_states(const Checks& check, Prepared& prepared, const char
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type) {
     std::vector<int64_t> shape(leading);
     shape.insert(shape.end(), {sequences.heads, sequences.dv, sequences.dk});
-    return torch::stable::new_empty(like, shape, scalar_type(type));
+    return new_tensor(like, shape, scalar_type(type));
 }
 
 void clear_without_sequences(const Sequences& sequences, const Tensor& out) {

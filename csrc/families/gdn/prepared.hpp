@@ -1,13 +1,12 @@
 // The part common to fused_decode, recurrent_forward and chunked_forward: a checked call, described for the kernels.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <gdn_cuda/gdn.hpp>
 #include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>
 #include <initializer_list>
 #include <vector>
 
+#include "../../operators/new_tensor.hpp"
 #include "checks.hpp"
 #include "gate_checks.hpp"
 
@@ -35,7 +34,7 @@ std::vector<int64_t> output_sizes(const Tensor& query, const Tensor& value);
 // `arguments` with a new `out`.
 template <class Op>
 Op with_new_output(Op arguments) {
-    arguments.out.emplace(torch::stable::new_empty(arguments.value, output_sizes(arguments.query, arguments.value)));
+    arguments.out.emplace(new_tensor(arguments.value, output_sizes(arguments.query, arguments.value)));
     return arguments;
 }
 

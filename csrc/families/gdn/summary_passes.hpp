@@ -1,8 +1,6 @@
 // The launches that find the segments of tails, and put their summaries together.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -56,7 +54,7 @@ struct SummaryPasses {
                   by_keys = room(call.qk_norm ? 0 : pairs() * kSlices),
                   listed = room(segments * i64{sizeof(SummarySegment) / sizeof(int)}),
                   tails = room(pairs() * i64{sizeof(SummaryTail) / sizeof(int)});
-        const Tensor buffer = torch::stable::new_empty(like, {words}, ScalarType::Float);
+        const Tensor buffer = new_tensor(like, {words}, ScalarType::Float);
         auto* const memory = static_cast<float*>(memory_of(buffer));
         int* const begins = reinterpret_cast<int*>(memory + first);
         const SummaryTailsArgs found{.call = call,

@@ -136,11 +136,9 @@ Split run_any(const PreparedSplit& prepared, const Tensor& x, const OptionalTens
     const std::vector<int64_t> gate_shape =
         b ? std::vector<int64_t>{B, L, prepared.heads.value_heads} : std::vector<int64_t>{0};
     SplitArgs args = prepared.args();
-    const std::array<Tensor, 3> out{torch::stable::new_empty(x, shapes[0]), torch::stable::new_empty(x, shapes[1]),
-                                    torch::stable::new_empty(x, shapes[2])};
+    const std::array<Tensor, 3> out{new_tensor(x, shapes[0]), new_tensor(x, shapes[1]), new_tensor(x, shapes[2])};
     for (int i = 0; i < 3; ++i) args.out[i] = memory_of(out[i]);
-    const Tensor beta = torch::stable::new_empty(b.value_or(x), gate_shape),
-                 gate = torch::stable::new_empty(x, gate_shape, ScalarType::Float);
+    const Tensor beta = new_tensor(b.value_or(x), gate_shape), gate = new_tensor(x, gate_shape, ScalarType::Float);
     args.gates.beta = memory_of(beta);
     args.gates.gate = static_cast<float*>(memory_of(gate));
     if (columns_can_split(prepared.conv, prepared.heads))
@@ -208,7 +206,7 @@ Tensor run_backward(const SplitBackwardCall& x) {
     PreparedSplitBackward prepared = prepare_backward(x);
     const View& y = prepared.y;
     const std::vector<int64_t> shape{y.size(0), y.size(2), y.size(1)};
-    const Tensor dy = torch::stable::new_empty(x.y, shape);
+    const Tensor dy = new_tensor(x.y, shape);
     prepared.args.dy = memory_of(dy);
     const DeviceScope scope(y.device_index);
     SplitBackward::run(prepared.io, prepared.args, target_of(x.name, y));

@@ -1,6 +1,4 @@
 // fused_gdn_gating: computes beta and the gate from the projections.
-#include <torch/csrc/stable/ops.h>
-
 #include <gdn_cuda/layers.hpp>
 
 #include "../../operators/operator.hpp"
@@ -49,7 +47,7 @@ PreparedGating prepare_gating(const FusedGdnGating& x) {
 std::tuple<Tensor, Tensor> run_gating(const FusedGdnGating& x) {
     PreparedGating prepared = prepare_gating(x);
     const torch::headeronly::IntHeaderOnlyArrayRef sizes(prepared.a.sizes, static_cast<size_t>(prepared.a.rank));
-    const Tensor beta = torch::stable::new_empty(x.b, sizes), gate = torch::stable::new_empty(x.a, sizes, ScalarType::Float);
+    const Tensor beta = new_tensor(x.b, sizes), gate = new_tensor(x.a, sizes, ScalarType::Float);
     prepared.args.beta = beta.data_ptr();
     prepared.args.gate = static_cast<float*>(gate.data_ptr());
     const DeviceScope scope(prepared.a.device_index);

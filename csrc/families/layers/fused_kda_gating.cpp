@@ -1,6 +1,4 @@
 // fused_kda_gating: computes the gates of channels from the projection.
-#include <torch/csrc/stable/ops.h>
-
 #include <gdn_cuda/layers.hpp>
 
 #include "../../operators/operator.hpp"
@@ -60,7 +58,7 @@ PreparedKdaGating prepare_kda_gating(const FusedKdaGating& x) {
 Tensor run_kda_gating(const FusedKdaGating& x) {
     PreparedKdaGating prepared = prepare_kda_gating(x);
     const torch::headeronly::IntHeaderOnlyArrayRef sizes(prepared.a.sizes, static_cast<size_t>(prepared.a.rank));
-    const Tensor gate = torch::stable::new_empty(x.a, sizes, ScalarType::Float);
+    const Tensor gate = new_tensor(x.a, sizes, ScalarType::Float);
     prepared.args.gate = static_cast<float*>(gate.data_ptr());
     const DeviceScope scope(prepared.a.device_index);
     Gating::run(prepared.problem, prepared.args, target_of(x.name, prepared.a));

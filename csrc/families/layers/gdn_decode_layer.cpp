@@ -1,6 +1,4 @@
 // gdn_decode_layer: a layer's step between its projections, with states in slots of two pools.
-#include <torch/csrc/stable/ops.h>
-
 #include <cmath>
 #include <gdn_cuda/layers.hpp>
 #include <vector>
@@ -241,7 +239,7 @@ Tensor gdn_decode_layer(const GdnDecodeLayer& given) {
         const View qkvz(x.qkvz);
         Checks{x.name}.rank("qkvz", qkvz, 3, "(B, T, …)");
         const std::vector<int64_t> sizes = {qkvz.size(0), qkvz.size(1), x.heads_v * x.dv};
-        x.out.emplace(torch::stable::new_empty(x.qkvz, sizes));
+        x.out.emplace(new_tensor(x.qkvz, sizes));
         return x;
     });
 }

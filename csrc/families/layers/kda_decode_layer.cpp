@@ -1,6 +1,4 @@
 // kda_decode_layer: a Kimi Delta Attention layer's step between its projections, with states in slots of pools.
-#include <torch/csrc/stable/ops.h>
-
 #include <cmath>
 #include <gdn_cuda/layers.hpp>
 #include <vector>
@@ -259,7 +257,7 @@ Tensor kda_decode_layer(const KdaDecodeLayer& given) {
         check.rank("qkv", qkv, 2, "(B, C)");
         check.rank("state_pool", pool, 4, "(slots, Hv, dv, dk)");
         const std::vector<int64_t> sizes = {qkv.size(0), pool.size(1) * pool.size(2)};
-        x.out.emplace(torch::stable::new_empty(x.qkv, sizes));
+        x.out.emplace(new_tensor(x.qkv, sizes));
         return x;
     });
 }

@@ -1,8 +1,6 @@
 // mamba2_decode_layer: a Mamba-2 layer's step between its projections, with states in slots of two pools.
 #include "mamba2_decode_layer.hpp"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <gdn_cuda/layers.hpp>
 #include <vector>
 
@@ -173,7 +171,7 @@ Tensor mamba2_decode_layer(const Mamba2DecodeLayer& given) {
         check.rank("xBC", xBC, 2, "(B, C)");
         check.rank("state_pool", pool, 4, "(slots, H, P, N)");
         const std::vector<int64_t> sizes = {xBC.size(0), pool.size(1) * pool.size(2)};
-        x.out.emplace(torch::stable::new_empty(x.xBC, sizes));
+        x.out.emplace(new_tensor(x.xBC, sizes));
         return x;
     });
 }

@@ -135,7 +135,7 @@ PreparedRmsNormBackward prepare_rms_norm_backward(const RmsNormBackwardCall& x) 
 
 Tensor run_rms_norm(const RmsNormGated& x) {
     PreparedRmsNorm prepared = prepare_rms_norm(x.name, x);
-    const Tensor out = torch::stable::new_empty(x.x, prepared.shape());
+    const Tensor out = new_tensor(x.x, prepared.shape());
     prepared.args.out = memory_of(out);
     const DeviceScope scope(prepared.x.device_index);
     RmsNorm::run(prepared.problem, prepared.args, target_of(x.name, prepared.x));
@@ -149,14 +149,13 @@ std::tuple<Tensor, Tensor, Tensor> run_rms_norm_backward(const RmsNormBackwardCa
     const PreparedRmsNorm& forward = prepared.forward;
     const Target target = target_of(call.name, forward.x);
     const std::vector<int64_t> shape = forward.shape(), none{0};
-    const Tensor dx = torch::stable::new_empty(x.x, shape),
-                 dgate = x.gate ? torch::stable::new_empty(*x.gate, shape) : torch::stable::new_empty(x.x, none);
+    const Tensor dx = new_tensor(x.x, shape), dgate = x.gate ? new_tensor(*x.gate, shape) : new_tensor(x.x, none);
     const Blocks blocks = forward.problem.rows == 0 || forward.problem.columns == 0
                               ? Blocks{0, 0, 0}
                               : RmsNormBackward::blocks(forward.problem, rms_norm_backward_config(forward.problem),
                                                         jit::device_traits(target.ordinal));
     const std::vector<int64_t> partials_shape{blocks[0], forward.x.size(-1)};
-    const Tensor partials = torch::stable::new_empty(x.x, x.weight ? partials_shape : none, ScalarType::Float);
+    const Tensor partials = new_tensor(x.x, x.weight ? partials_shape : none, ScalarType::Float);
     RmsNormBackwardArgs& args = prepared.args;
     args.dx = memory_of(dx);
     args.dgate = memory_of(dgate);

@@ -16,7 +16,7 @@ class CallMemory {
     float* floats(i64 count, bool zeros = false) {
         if (count == 0) return nullptr;
         const std::vector<int64_t> shape{count};
-        kept_.push_back(torch::stable::new_empty(like_, shape, ScalarType::Float));
+        kept_.push_back(new_tensor(like_, shape, ScalarType::Float));
         if (zeros) torch::stable::zero_(kept_.back());
         return static_cast<float*>(memory_of(kept_.back()));
     }

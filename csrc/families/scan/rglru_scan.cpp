@@ -147,8 +147,8 @@ PreparedRglruBackward prepare_rglru_backward(const RglruBackwardCall& call) {
 std::tuple<Tensor, Tensor, Tensor> run_rglru(const RglruCall& call) {
     PreparedRglru prepared = prepare_rglru(call);
     const Tensor out = empty_rows(call.scan.u, layout_of(prepared.u)),
-                 checkpoints = torch::stable::new_empty(call.scan.A, prepared.checkpoints_shape());
-    Tensor last = torch::stable::new_empty(call.scan.A, prepared.states_shape());
+                 checkpoints = new_tensor(call.scan.A, prepared.checkpoints_shape());
+    Tensor last = new_tensor(call.scan.A, prepared.states_shape());
     if (call.scan.cu_seqlens) torch::stable::zero_(last);  // invalid offsets may leave out sequences
     RglruArgs& args = prepared.args;
     args.out = tensor_of(View(out));
@@ -167,8 +167,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_rglru_backward(const RglruBackwar
     const RglruConfig config = rglru_backward_config(forward.problem);
     const Tensor du = empty_rows(x.u, layout_of(forward.u)), ddelta = empty_rows(x.u, layout_of(forward.u));
     const std::vector<int64_t> none{0}, sums_shape{forward.u.size(0), forward.u.size(1), forward.A.size(1), config.warps()};
-    const Tensor sums = torch::stable::new_empty(x.A, sums_shape);
-    Tensor dinitial = torch::stable::new_empty(x.A, x.initial_state ? forward.states_shape() : none);
+    const Tensor sums = new_tensor(x.A, sums_shape);
+    Tensor dinitial = new_tensor(x.A, x.initial_state ? forward.states_shape() : none);
     if (x.cu_seqlens) torch::stable::zero_(dinitial);
     RglruBackwardArgs& args = prepared.args;
     args.du = tensor_of(View(du));

@@ -1,6 +1,4 @@
 // s7_scan and its gradients: products by B and C around the recurrence of the states.
-#include <torch/csrc/stable/ops.h>
-
 #include <gdn_cuda/scan.hpp>
 #include <vector>
 
@@ -120,9 +118,9 @@ void multiply(const PreparedS7& p, bool is_input, const S7Matrix& matrix, const 
 std::tuple<Tensor, Tensor, Tensor> run_s7(const S7Call& call) {
     const PreparedS7 p = prepare_s7(call);
     const Tensor& like = call.scan.u;
-    const Tensor out = torch::stable::new_empty(like, std::vector<int64_t>{p.b, p.H, p.L}),
-                 last = torch::stable::new_empty(like, std::vector<int64_t>{p.b, p.N}, p.state_type()),
-                 states = torch::stable::new_empty(like, std::vector<int64_t>{p.b, p.N, p.L}, p.state_type());
+    const Tensor out = new_tensor(like, std::vector<int64_t>{p.b, p.H, p.L}),
+                 last = new_tensor(like, std::vector<int64_t>{p.b, p.N}, p.state_type()),
+                 states = new_tensor(like, std::vector<int64_t>{p.b, p.N, p.L}, p.state_type());
     const View to(out), x(states);
     const DeviceScope scope(p.u.device_index);
     const Target target = target_of(call.name, p.u);
@@ -142,9 +140,9 @@ std::tuple<Tensor, Tensor, Tensor> run_s7(const S7Call& call) {
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> run_s7_backward(const S7BackwardCall& call) {
     const PreparedS7 p = prepare_s7_backward(call);
     const S7Scan& scan = call.scan;
-    const auto like = [](const Tensor& x) { return torch::stable::new_empty(x, x.sizes()); };
+    const auto like = [](const Tensor& x) { return new_tensor(x, x.sizes()); };
     const Tensor du = like(scan.u), dA = like(scan.A), dB = like(scan.B), dC = like(scan.C),
-                 added = torch::stable::new_empty(call.states, std::vector<int64_t>{p.b, p.N, p.L});
+                 added = new_tensor(call.states, std::vector<int64_t>{p.b, p.N, p.L});
     const View grad(call.grad), x(call.states), g(added), du_view(du), dB_view(dB), dC_view(dC),
         grad_last = view_of(call.grad_last);
     const DeviceScope scope(p.u.device_index);

@@ -105,7 +105,7 @@ ScalarType state_type(const PreparedSelective& prepared) {
 }
 Tensor empty_states(const Tensor& like, int64_t count, const PreparedSelective& prepared) {
     const std::vector<int64_t> sizes = {count, prepared.inputs.dim, prepared.inputs.state_size};
-    return torch::stable::new_empty(like, sizes, state_type(prepared));
+    return new_tensor(like, sizes, state_type(prepared));
 }
 
 // ---- Forward
@@ -186,7 +186,7 @@ PreparedBackward prepare_backward(const SelectiveScanBackwardCall& call) {
 Gradients launch_backward(const SelectiveScanBackwardCall& call, const PreparedBackward& prepared) {
     const SelectiveScan& x = call.scan;
     const Tensor& like = x.u;
-    const auto none = [&] { return torch::stable::new_empty(like, {0}); };
+    const auto none = [&] { return new_tensor(like, {0}); };
     SelectiveGradients to{};
     const auto rows = [&](const OptionalTensor& x, ChannelRows& into) {
         if (!x) return none();
@@ -198,7 +198,7 @@ Gradients launch_backward(const SelectiveScanBackwardCall& call, const PreparedB
     // A gradient with the argument's sizes, contiguous, described as the argument is.
     const auto coefficients = [&](const Tensor& x, const Coefficients& as, Coefficients& into) {
         const View view(x);
-        Tensor made = torch::stable::new_empty(x, sizes_of(view));
+        Tensor made = new_tensor(x, sizes_of(view));
         if (nothing_to_sum) torch::stable::zero_(made);
         const int64_t reals = is_complex(*dtype_of(view)) ? 2 : 1, pair = prepared.scan.is_complex;
         const int64_t last = view.size(-1) * reals, n = view.size(-2);
@@ -218,7 +218,7 @@ Gradients launch_backward(const SelectiveScanBackwardCall& call, const PreparedB
     };
     const auto per_channel = [&](const OptionalTensor& x, float*& into) {
         if (!x) return none();
-        const Tensor made = torch::stable::new_empty(*x, sizes_of(View(*x)));
+        const Tensor made = new_tensor(*x, sizes_of(View(*x)));
         into = static_cast<float*>(memory_of(made));
         return made;
     };

@@ -205,7 +205,7 @@ struct ScanOnGpu {
     OptionalTensor maps(const Tensor& scanned) const {
         if (inputs.parts == 1) return {};
         const std::vector<int64_t> shape{inputs.rows, inputs.parts, 4};
-        Tensor maps = torch::stable::new_empty(Bu, shape, ScalarType::Double);
+        Tensor maps = new_tensor(Bu, shape, ScalarType::Double);
         DiagonalScanPartsArgs args{.inputs = inputs, .maps = static_cast<double*>(memory_of(maps))};
         args.inputs.input = memory_of(scanned);
         DiagonalScanParts::run(problem, args, target);
@@ -219,7 +219,7 @@ std::tuple<Tensor, Tensor> run_diagonal_scan(const DiagonalScanCall& x) {
     const DeviceScope scope(prepared.Bu.device_index);
     const ScanOnGpu scan(x, prepared, false);
     const std::vector<int64_t> shape{batch, states, length}, last_shape{batch, states};
-    const Tensor out = torch::stable::new_empty(x.Bu, shape), last = torch::stable::new_empty(x.Bu, last_shape);
+    const Tensor out = new_tensor(x.Bu, shape), last = new_tensor(x.Bu, last_shape);
     const OptionalTensor maps = scan.maps(scan.Bu);
     const DiagonalScanArgs args{.inputs = scan.inputs,
                                 .initial_state = scan.initial,
@@ -247,13 +247,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> run_diagonal_scan_backward(co
     const OptionalTensor maps = scan.maps(grad);
     const std::vector<int64_t> shape{batch, states, length}, last_shape{batch, states},
         sums_shape{batch, scan.inputs.parts, states, DiagonalScanBackwardConfig::kSums};
-    const Tensor dBu = torch::stable::new_empty(x.scan.Bu, shape), dinitial = torch::stable::new_empty(x.scan.Bu, last_shape),
-                 sums = torch::stable::new_empty(x.scan.Bu, sums_shape, ScalarType::Double);
+    const Tensor dBu = new_tensor(x.scan.Bu, shape), dinitial = new_tensor(x.scan.Bu, last_shape),
+                 sums = new_tensor(x.scan.Bu, sums_shape, ScalarType::Double);
     // The kernel writes gradients of varying step sizes token by token.
     const bool varies = scan.inputs.delta.varies, varies_a = scan.inputs.delta_a.varies;
     OptionalTensor ddelta, ddelta_a;
-    if (varies) ddelta.emplace(torch::stable::new_empty(x.scan.delta, shape));
-    if (varies_a) ddelta_a.emplace(torch::stable::new_empty(x.scan.delta, shape));
+    if (varies) ddelta.emplace(new_tensor(x.scan.delta, shape));
+    if (varies_a) ddelta_a.emplace(new_tensor(x.scan.delta, shape));
     const DiagonalScanBackwardArgs args{.inputs = scan.inputs,
                                         .x = memory_of(out),
                                         .initial_state = scan.initial,

@@ -80,7 +80,7 @@ Tensor run_simplified(const SimplifiedStateUpdate& x) {
     const Tensor input = math::converted(x.x, ScalarType::ComplexFloat);
     const Tensor drive = torch::stable::contiguous(torch::stable::matmul(input, math::transposed(x.B)));
     const std::vector<int64_t> sizes{args.sequences, int64_t{2} * args.states};
-    const Tensor halves = torch::stable::new_empty(x.state, sizes, ScalarType::Float);
+    const Tensor halves = new_tensor(x.state, sizes, ScalarType::Float);
     args.drive = drive.data_ptr();
     args.halves = static_cast<float*>(halves.data_ptr());
     SimplifiedStep::run(args, target_of(x.name, prepared.state));

@@ -209,6 +209,7 @@ ChunkSteps* Inputs::prepare_scan(SsdArgs& args, i64 blocks, int padded_states) {
     kept.push_back(new_tensor(prepared.x, {steps.slots, prepared.heads, kFloats}, torch_numbers.f32));
     args.steps = steps.steps = static_cast<ChunkSteps*>(memory_of(kept.back()));
     steps.chunks = args.table.chunks;
+    steps.out = packed_out;
     Steps::run(steps, target);
     return steps.steps;
 }

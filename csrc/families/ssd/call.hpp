@@ -74,6 +74,7 @@ bool uses_mma(const Target& target);
 struct Inputs {
     const Prepared& prepared;
     const Target& target;
+    common::TokenRows packed_out{};  // zeroed for tokens of no sequence
     std::vector<Tensor> kept{};
 
     TensorMap map(const jit::TiledTensor& tensor) const;

@@ -143,9 +143,10 @@ void run(const PreparedScan& prepared, const SsdScan& call, const SsdViews& view
     }
     if (args.cu_seqlens.data != nullptr) {
         const i64 bytes = prepared.heads * prepared.channels * bytes_of(prepared.io);
-        const i64 token = out.strides[1] * bytes_of(prepared.io);
-        common::UncoveredZeros::run({{.data = out.data, .token = token, .rows = 1, .bytes = static_cast<int>(bytes)}},
-                                    args.cu_seqlens, args.sequences, args.tokens, target);
+        inputs.packed_out = {
+            .data = out.data, .token = out.strides[1] * bytes_of(prepared.io), .rows = 1, .bytes = static_cast<int>(bytes)};
+        if (prepared.sequences == 0)  // no block of ssd/steps may run
+            common::UncoveredZeros::run({inputs.packed_out}, args.cu_seqlens, args.sequences, args.tokens, target);
     }
     args.table = inputs.table(prepared.checkpoints);
     args.out_data = out.data;
@@ -263,8 +264,7 @@ std::tuple<Tensor, Tensor> ssd_scan(const SsdScan& x) {
     if (!into.last_state) {
         const View sizes(x.x), B(x.B);
         const int64_t sequences = x.cu_seqlens ? x.cu_seqlens->size(0) - 1 : sizes.size(0);
-        into.last_state =
-            torch::stable::new_empty(x.x, {sequences, sizes.size(-2), sizes.size(-1), B.size(-1)}, ScalarType::Float);
+        into.last_state = new_tensor(x.x, {sequences, sizes.size(-2), sizes.size(-1), B.size(-1)}, ScalarType::Float);
     }
     call<ssd::SsdScanInto, ssd::run_scan_into>({into});
     return {into.out, *into.last_state};

@@ -134,8 +134,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_backward(const Ss
     const DeviceScope scope(prepared.x.device_index);
     const Target target = target_of(call.name, prepared.x);
     using Sizes = std::vector<int64_t>;
-    const auto like_x = [&](const Sizes& sizes) { return torch::stable::new_empty(call.x, sizes); };
-    const auto floats = [&](const Sizes& sizes) { return torch::stable::new_empty(call.x, sizes, ScalarType::Float); };
+    const auto like_x = [&](const Sizes& sizes) { return new_tensor(call.x, sizes); };
+    const auto floats = [&](const Sizes& sizes) { return new_tensor(call.x, sizes, ScalarType::Float); };
     const Sizes group_sizes{batch, tokens, groups, states}, state_sizes{prepared.slots(), heads, channels, states};
     const Made made{.dx = like_x({batch, tokens, heads, channels}),
                     .ddt = floats({batch, tokens, heads}),

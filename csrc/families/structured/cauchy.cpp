@@ -1,8 +1,6 @@
 // cauchy_kernel, cauchy_conj and their gradients.
 #include "cauchy.hpp"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <array>
 #include <gdn_cuda/structured.hpp>
 
@@ -126,7 +124,7 @@ void launch_cauchy(const PreparedCauchy& prepared, bool conj, const Tensor& out)
 
 Tensor run_cauchy(const CauchyCall& x) {
     const PreparedCauchy prepared = prepare_cauchy(x);
-    const Tensor out = torch::stable::new_empty(x.v, prepared.shape_with(prepared.points));
+    const Tensor out = new_tensor(x.v, prepared.shape_with(prepared.points));
     launch_cauchy(prepared, x.conj, out);
     return out;
 }
@@ -140,7 +138,7 @@ std::tuple<Tensor, Tensor, Tensor> run_cauchy_backward(const CauchyBackwardCall&
     const bool conj = x.sum.conj;
     const Checks check = checks_of(conj);
     const auto result = [&](const View& like, bool wanted) {
-        return torch::stable::new_empty(x.sum.v, wanted ? prepared.shape_with(like) : std::vector<int64_t>{0});
+        return new_tensor(x.sum.v, wanted ? prepared.shape_with(like) : std::vector<int64_t>{0});
     };
     std::tuple found{result(prepared.v, x.needs_dv), result(prepared.points, x.needs_dpoints),
                      result(prepared.poles, x.needs_dpoles)};

@@ -50,7 +50,7 @@ CauchyPin cauchy_pin_l2(const CauchyPoints& x) {
     auto [base, bytes] = range_of(pin.omega, pin.lambd);
     const bool dense = View(pin.omega).contiguous_tail(points.rank) && View(pin.lambd).contiguous_tail(poles.rank);
     if (!dense || bytes > jit::most_l2_window_bytes(points.device_index)) {
-        const Tensor room = torch::stable::new_empty(omega, {points.numel() + poles.numel()});
+        const Tensor room = new_tensor(omega, {points.numel() + poles.numel()});
         pin.omega = copied(omega, room, 0);
         pin.lambd = copied(lambd, room, points.numel());
         std::tie(base, bytes) = range_of(pin.omega, pin.lambd);

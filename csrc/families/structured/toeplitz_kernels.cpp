@@ -93,7 +93,7 @@ Args args_to_solve(const PreparedToeplitz& prepared, int longest, const Tensor& 
 }  // namespace
 
 Solution toeplitz_schur_kernel(const PreparedToeplitz& prepared, const Tensor& like, double epsilon) {
-    const Tensor out = torch::stable::new_empty(like, prepared.result());
+    const Tensor out = new_tensor(like, prepared.result());
     const Tensor info = torch::stable::new_zeros(like, prepared.shape.leading, ScalarType::Int);
     const auto args = args_to_solve<ToeplitzSchurArgs>(prepared, kToeplitzSchurLongest, out, info, epsilon);
     const DeviceScope scope(prepared.column.device_index);
@@ -104,7 +104,7 @@ Solution toeplitz_schur_kernel(const PreparedToeplitz& prepared, const Tensor& l
 
 // The same by conjugate gradients; info is -1 where they do not converge.
 Solution toeplitz_pcg_kernel(const PreparedToeplitz& prepared, const Tensor& like, double epsilon) {
-    const Tensor out = torch::stable::new_empty(like, prepared.result());
+    const Tensor out = new_tensor(like, prepared.result());
     const Tensor info = torch::stable::new_zeros(like, prepared.shape.leading, ScalarType::Int);
     auto args = args_to_solve<ToeplitzPcgArgs>(prepared, kToeplitzPcgLongest, out, info, epsilon);
     GDN_REQUIRE(prepared.check(), args.rows * (args.columns + 1) <= std::numeric_limits<int>::max(), "b",
@@ -112,14 +112,14 @@ Solution toeplitz_pcg_kernel(const PreparedToeplitz& prepared, const Tensor& lik
     const DeviceScope scope(prepared.column.device_index);
     const ToeplitzPcgProblem problem{args.rows, args.columns, args.n, prepared.type};
     const Target target = target_of(prepared.names.function, prepared.column);
-    const Tensor scratch = torch::stable::new_empty(like, {ToeplitzPcg::scratch(problem, target.ordinal)}, ScalarType::Double);
+    const Tensor scratch = new_tensor(like, {ToeplitzPcg::scratch(problem, target.ordinal)}, ScalarType::Double);
     args.scratch = static_cast<double*>(scratch.data_ptr());
     ToeplitzPcg::run(problem, args, target);
     return {out, info};
 }
 
 Solution toeplitz_gko_kernel(const PreparedToeplitz& prepared, const Tensor& like, double epsilon) {
-    const Tensor out = torch::stable::new_empty(like, prepared.result());
+    const Tensor out = new_tensor(like, prepared.result());
     const Tensor info = torch::stable::new_zeros(like, prepared.shape.leading, ScalarType::Int);
     const auto args = args_to_solve<ToeplitzGkoArgs>(prepared, kToeplitzGkoLongest, out, info, epsilon);
     const DeviceScope scope(prepared.column.device_index);
@@ -155,10 +155,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> toeplitz_generators(const ToeplitzGen
     set_leading(check, "c", prepared.shape.leading,
                 {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.vectors, &args.input}}, args);
     const int64_t systems = args.rows, n = prepared.n();
-    const Tensor left = torch::stable::new_empty(c, {systems, 2, n}, ScalarType::ComplexDouble);
-    const Tensor right = torch::stable::new_empty(c, {systems, 2, n}, ScalarType::ComplexDouble);
-    const Tensor rhs = torch::stable::new_empty(c, {systems, args.columns + 1, n}, ScalarType::ComplexDouble);
-    const Tensor scales = torch::stable::new_empty(c, {systems, 2}, ScalarType::Double);
+    const Tensor left = new_tensor(c, {systems, 2, n}, ScalarType::ComplexDouble);
+    const Tensor right = new_tensor(c, {systems, 2, n}, ScalarType::ComplexDouble);
+    const Tensor rhs = new_tensor(c, {systems, args.columns + 1, n}, ScalarType::ComplexDouble);
+    const Tensor scales = new_tensor(c, {systems, 2}, ScalarType::Double);
     args.left = left.data_ptr(), args.right = right.data_ptr(), args.rhs = rhs.data_ptr();
     args.scales = scales.data_ptr();
     const DeviceScope scope(prepared.column.device_index);
@@ -189,7 +189,7 @@ Solution toeplitz_eliminate(const ToeplitzEliminateCall& x) {
                                                : kToeplitzEliminateConfigurations[static_cast<size_t>(configuration)];
     GDN_REQUIRE(check, ToeplitzEliminate::fits(config, target), "left",
                 fmt::format("a GPU with clusters of {} blocks", config.blocks), "one without");
-    const Tensor found = torch::stable::new_empty(x.rhs, {problem.systems, problem.columns, problem.n});
+    const Tensor found = new_tensor(x.rhs, {problem.systems, problem.columns, problem.n});
     const Tensor info = torch::stable::new_zeros(x.rhs, {problem.systems}, ScalarType::Int);
     const ToeplitzEliminateArgs args{.left = row_generators.data,
                                      .right = column_generators.data,

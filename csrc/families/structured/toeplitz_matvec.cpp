@@ -147,7 +147,7 @@ Tensor toeplitz_matvec_by_transforms(const Tensor& c, const Tensor& r, const Ten
 }
 
 Tensor toeplitz_matvec_kernel(const PreparedToeplitz& prepared, bool transpose, const Tensor& like) {
-    const Tensor out = torch::stable::new_empty(like, prepared.result());
+    const Tensor out = new_tensor(like, prepared.result());
     run_toeplitz_matvec(prepared, transpose, out);
     return out;
 }

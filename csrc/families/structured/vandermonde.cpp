@@ -118,8 +118,8 @@ PreparedMoments prepare_moments(const MomentsCall& call) {
 
 Tensor run_vandermonde(const VandermondeCall& call) {
     const PreparedVandermonde prepared = prepare_vandermonde(call);
-    const Tensor out = torch::stable::new_empty(call.v, prepared.shape_with(call.L),
-                                                prepared.type == DType::c64 ? ScalarType::Float : ScalarType::Double);
+    const Tensor out =
+        new_tensor(call.v, prepared.shape_with(call.L), prepared.type == DType::c64 ? ScalarType::Float : ScalarType::Double);
     launch_vandermonde(prepared, call.L, out);
     return out;
 }
@@ -146,7 +146,7 @@ Tensor run_moments(const MomentsCall& call) {
     std::vector<int64_t> shape{squares, orders};
     shape.insert(shape.end(), prepared.shape.leading.begin(), prepared.shape.leading.end());
     shape.push_back(poles);
-    const Tensor out = torch::stable::new_empty(call.x, shape);
+    const Tensor out = new_tensor(call.x, shape);
     args.out = out.data_ptr();
     VandermondeMoments::run(problem, config, args, target);
     if (squares == 1) return torch::stable::select(out, 0, first);

@@ -18,6 +18,22 @@ __device__ __forceinline__ unsigned tokens_before(i64 end, i64 first) {
     return end - first >= 32 ? ~0u : end <= first ? 0u : (1u << static_cast<int>(end - first)) - 1;
 }
 
+// By a warp.
+__device__ __forceinline__ void clear_token(const TokenRows& rows, i64 token, int lane) {
+    char* const to = static_cast<char*>(rows.data) + token * rows.token;
+    const bool vectors =
+        (static_cast<i64>(reinterpret_cast<unsigned long long>(rows.data)) | rows.token | rows.row | rows.bytes) % 16 == 0;
+    const int unit = vectors ? 16 : 2, row_units = rows.bytes / unit;
+#pragma unroll 1
+    for (int j = lane; j < rows.rows * row_units; j += 32) {
+        char* const at = to + j / row_units * rows.row + j % row_units * unit;
+        if (vectors)
+            *reinterpret_cast<uint4*>(at) = {};
+        else
+            *reinterpret_cast<unsigned short*>(at) = 0;
+    }
+}
+
 template <UncoveredZerosConfig kConfig>
 __global__ void __launch_bounds__(UncoveredZerosConfig::kThreads)
     uncovered_zeros(const __grid_constant__ UncoveredZerosArgs args) {
@@ -44,22 +60,7 @@ __global__ void __launch_bounds__(UncoveredZerosConfig::kThreads)
     for (int i = thread / 32; i < kConfig.tokens; i += UncoveredZerosConfig::kThreads / 32) {
         if (covered[0][i / 32] >> i % 32 & 1) continue;
 #pragma unroll 1
-        for (int tensor = 0; tensor < args.count; ++tensor) {
-            const TokenRows& rows = args.tensors[tensor];
-            char* const to = static_cast<char*>(rows.data) + (first + i) * rows.token;
-            const bool vectors =
-                (static_cast<i64>(reinterpret_cast<unsigned long long>(rows.data)) | rows.token | rows.row | rows.bytes) % 16 ==
-                0;
-            const int unit = vectors ? 16 : 2, row_units = rows.bytes / unit;
-#pragma unroll 1
-            for (int j = lane; j < rows.rows * row_units; j += 32) {
-                char* const at = to + j / row_units * rows.row + j % row_units * unit;
-                if (vectors)
-                    *reinterpret_cast<uint4*>(at) = {};
-                else
-                    *reinterpret_cast<unsigned short*>(at) = 0;
-            }
-        }
+        for (int tensor = 0; tensor < args.count; ++tensor) clear_token(args.tensors[tensor], first + i, lane);
     }
 }
 

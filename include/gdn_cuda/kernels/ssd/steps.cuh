@@ -4,12 +4,14 @@
 //     δ_t = clamp(softplus(dt_t + dt_bias))        gate_t = sum of δA log2 e from the chunk's first token on
 //
 // A block has a chunk and 16 adjacent heads, a warp each, so that a sector of dt is read once. A lane has tokens 2 l and 2 l
-// + 1. It also zeroes the counters of the kernel that follows, which would take a launch of its own.
+// + 1. It also zeroes the counters of the kernel that follows, and its outputs of packed tokens that belong to no sequence,
+// which would take launches of their own.
 //
 // Bound (computed): memory, 512 bytes a head and chunk, a hundredth of what the scan moves.
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
+#include <gdn_cuda/kernels/common/uncovered_zeros.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/ssd/step_size.cuh>
 
@@ -81,6 +83,30 @@ __device__ __forceinline__ void clear_counters(const SsdStepsLaunch& args) {
         args.counters[i] = 0;
 }
 
+// A pair of threads looks at every kThreads / 2th sequence, each for 32 of a chunk's tokens. Blocks of other heads zero other
+// tokens.
+template <int kThreads>
+__device__ __forceinline__ void clear_uncovered(const SsdStepsLaunch& args) {
+    __shared__ unsigned covered[kChunk / 32];
+    const int thread = threadIdx.x, word = thread % 2, blocks = static_cast<int>(gridDim.y);
+    for (i64 first = static_cast<i64>(blockIdx.x) * kChunk; first < args.tokens;
+         first += static_cast<i64>(gridDim.x) * kChunk) {
+        if (thread < 2) covered[thread] = 0;
+        __syncthreads();
+        const i64 own = first + 32 * word;
+        unsigned bits = ~common::tokens_before(args.tokens, own);  // past the end
+        for (int sequence = thread / 2; sequence < args.sequences; sequence += kThreads / 2) {
+            const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
+            bits |= common::tokens_before(span.start + span.length, own) & ~common::tokens_before(span.start, own);
+        }
+        if (bits != 0) atomicOr(&covered[word], bits);
+        __syncthreads();
+        for (int i = thread / 32 * blocks + static_cast<int>(blockIdx.y); i < kChunk; i += kThreads / 32 * blocks)
+            if ((covered[i / 32] >> i % 32 & 1) == 0) common::clear_token(args.out, first + i, thread % 32);
+        __syncthreads();  // the next chunk's
+    }
+}
+
 template <SsdStepsConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads()) steps(const __grid_constant__ SsdStepsLaunch args) {
     const int slot = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32,
@@ -88,6 +114,7 @@ __global__ void __launch_bounds__(kConfig.threads()) steps(const __grid_constant
     wait_on_dependent_grids();
     launch_dependent_grids();
     clear_counters<kConfig.threads()>(args);
+    if (args.out.data != nullptr) clear_uncovered<kConfig.threads()>(args);
     if (head >= args.heads) return;
     const SlotWork work = args.chunks != nullptr ? work_of_chunk(args, args.chunks[slot])
                                                  : work_of_slot(args.cu_seqlens, args.sequences, args.tokens, slot);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/chunk.cuh>
+#include <gdn_cuda/kernels/common/uncovered_zeros_plan.cuh>
 
 namespace gdn_cuda::ssd {
 
@@ -61,6 +62,8 @@ struct SsdStepsArgs {
 struct SsdStepsLaunch : SsdStepsArgs {
     unsigned* counters = nullptr;  // of the kernel that follows: zeroed
     i64 counter_count = 0;
+    common::TokenRows
+        out;  // of packed tokens: zeroed for those of no sequence, which that kernel does not write; may be absent
 };
 
 }  // namespace gdn_cuda::ssd
