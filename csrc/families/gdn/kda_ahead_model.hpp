@@ -22,9 +22,9 @@ struct KdaAheadModel {
     // what is prepared in the last 10 is applied too late.
     static constexpr double kRecord = 5.3, kFirst = 15, kLast = 10;
     static constexpr double kWorthIt = 0.9;
-    // Owners' share of the multiprocessors. Where decays are fast a record takes longer, which the host does not know, and owners
-    // stop preparing too early: 32 heads of 128, 1x8192, lose some 40 then, and gain as many with gates as initialised; 40 heads
-    // lose more than they gain (benchmarks/kda_windows.py --ahead).
+    // Owners' share of the multiprocessors. Where decays are fast a record takes longer, which the host does not know, and
+    // owners stop preparing too early: 32 heads of 128, 1x8192, lose some 40 then, and gain as many with gates as initialised;
+    // 40 heads lose more than they gain (benchmarks/kda_windows.py --ahead).
     static constexpr double kMostOwners = 0.5;
 
     const KdaSegmentsProblem& problem;
