@@ -294,7 +294,7 @@ def test_benchmark_pages_begin_with_a_sentence_and_a_plot() -> None:
     for path in sorted((ROOT / "docs/benchmarks").glob("*.md")):
         _, sentence, after, *_ = path.read_text().split("\n\n")
         assert re.fullmatch(r"[A-Z](?:[^.]|\.(?=\w))*\.", sentence), path
-        assert after.startswith(("<!-- plot: ", "![")) or path.stem in {"host", "state_formats"}, path
+        assert after.startswith(("<!-- plot: ", "![")) or path.stem in {"host", "soak", "state_formats"}, path
 
 
 def test_a_column_of_a_pages_tables_is_drawn(tmp_path: Path) -> None:
