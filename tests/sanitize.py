@@ -35,8 +35,8 @@ In some kernels racecheck reports pairs of accesses that are ordered by means th
 - kda_prepare: two named barriers, of the four warps that invert and of these and the others, as in gdn/prefill_mma: all reports
   are of accesses on the two sides of a barrier of all threads. In kda_ahead named barriers are all that it has. The emulator
   reports none.
-- kda_gradients: the same, between two warpgroups, and of a quarter's two warps: all reports are of accesses on the two sides of
-  __syncthreads. The emulator reports none.
+- kda_gradients: two named barriers between its warpgroups: all reports are of accesses on the two sides of __syncthreads, but
+  for warnings about a word that every lane of a warp writes, the same, and reads. The emulator reports none.
 - seq_state_update: a warp's ldmatrix, which is one instruction, then the same warp's stores.
 """
 
