@@ -21,7 +21,7 @@ API = "\n".join(path.read_text() for path in (ROOT / "include" / "gdn_cuda").glo
 VISIBLE = re.compile(r"^#pragma GCC visibility push\(default\)(.*?)^#pragma GCC visibility pop", re.MULTILINE | re.DOTALL)
 FOR_PYTHON = {  # and the runtime, gdn_cuda::jit
     f"gdn_cuda::{name}"
-    for folder in (ROOT / "csrc", ROOT / "csrc/launch")
+    for folder in (ROOT / "csrc", ROOT / "csrc/launch", ROOT / "csrc/operators")
     for header in folder.glob("*.hpp")
     for block in VISIBLE.findall(header.read_text())
     for name in re.findall(r"^(?:class (?=\w+ {)|[\w:<>&*, ]+[ &*](?=\w+\())(\w+)", block, re.MULTILINE)

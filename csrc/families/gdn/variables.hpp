@@ -46,8 +46,7 @@ inline const jit::Setting kKdaSegmentsVariable(
 enum class WantedKdaAhead { automatic, never, always };
 inline const jit::Setting kKdaAheadVariable({"GDN_KDA_AHEAD", "auto",
                                              "whether chunked_forward prepares chunks and applies them in one launch, where "
-                                             "every channel of the key has a gate and all "
-                                             "chunks are one window: auto, 0 or 1"},
+                                             "every channel of the key has a gate: auto, 0 or 1"},
                                             "auto, 0 or 1", [](const std::string& text) -> std::optional<int> {
                                                 if (text == "auto") return static_cast<int>(WantedKdaAhead::automatic);
                                                 if (text == "0") return static_cast<int>(WantedKdaAhead::never);

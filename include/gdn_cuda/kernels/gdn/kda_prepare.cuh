@@ -25,9 +25,8 @@
 //
 // fp16 has no range for reciprocals: always the last.
 //
-// Bound: latency. On an H200 an SM took 5.3 us for a chunk of a head with slow decays, 6.4 to 7.8 with fast ones, where 8192
-// chunks were prepared (benchmarks/kda_launches.py, c14b6183), and issued in 45 % of its cycles; not timed since it has wgmmas
-// (docs/kernels/kda_prefill.md).
+// Bound: latency, from barrier to barrier (docs/kernels/kda_prefill.md). On an H200 an SM takes 4.9 us for a chunk of a head
+// with slow decays, 7.4 with heavy ones, where 8192 chunks are prepared (benchmarks/kda_launches.py, 782b9b52).
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
