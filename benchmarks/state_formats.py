@@ -128,7 +128,7 @@ class Format:
     codes: str = "int8"  # fp32, bf16, int8, e4m3
     tile: tuple[int, int] = (1, 0)  # rows and columns that have a scale; 0: all
     rounding: str = "nearest"  # stochastic, half (noise of half a step), dither (subtracted again by the reader), diffused
-    scale: str = "max"  # of the tile's values after the update; power of two, kept, clipped
+    scale: str = "max"  # the largest value of a tile after the update; power of two, kept, clipped
     every: int = 1  # tokens between two writes; those between are kept in a ring, u in bf16
     rotated: bool = False  # q and k, so rows of the state, by a Hadamard matrix
     zero_point: bool = False

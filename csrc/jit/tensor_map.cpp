@@ -69,7 +69,7 @@ class KeptMaps {
         int tokens, ordinal, no_padding;
     };
     static_assert(std::has_unique_object_representations_v<Made>);
-    static constexpr std::size_t kCount = 32;  // of several layers whose tensors alternate
+    static constexpr std::size_t kCount = 32;  // enough for several layers whose tensors alternate
 
     std::array<const void*, kCount> addresses_{};  // apart from the rest: a search reads little
     std::array<Made, kCount> made_{};

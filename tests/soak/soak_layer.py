@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 Rows = dict[str, Tensor]
 
 
-class Layer:
+class Layer(ABC):
     """Inputs of a token are the rows of its id in tables."""
 
     name = ""
@@ -121,24 +122,27 @@ class Layer:
 
     # ---- What a layer defines
 
+    @abstractmethod
     def scan(self, state: Tensor, mixed: Tensor, rows: Rows, **call: Any) -> tuple[Tensor, Tensor | None]:
-        raise NotImplementedError
+        """A prompt's part."""
 
+    @abstractmethod
     def update(self, state: Tensor, mixed: Tensor, rows: Rows, slots: Tensor, **call: Any) -> Tensor:
-        raise NotImplementedError
+        """A step."""
 
-    def one_launch(self, pool: Pool, raw: Tensor, rows: Rows, slots: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def replay(self, pool: Pool, mixed: Tensor, rows: Rows, slots: Tensor, accepted: Tensor | None) -> Tensor:
-        raise NotImplementedError
-
-    def commit(self, pool: Pool, slots: Tensor, accepted: Tensor | None) -> None:
-        raise NotImplementedError
-
+    @abstractmethod
     def literal(self, mixed: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """The recurrence in fp64, token by token from zeros: outputs and the last state."""
-        raise NotImplementedError
+
+    # A layer whose `ops` has them defines these too.
+    def one_launch(self, pool: Pool, raw: Tensor, rows: Rows, slots: Tensor) -> Tensor:
+        raise AssertionError(f"{self.name}: one_launch: expected a layer whose ops has it, got {self.ops}")
+
+    def replay(self, pool: Pool, mixed: Tensor, rows: Rows, slots: Tensor, accepted: Tensor | None) -> Tensor:
+        raise AssertionError(f"{self.name}: replay: expected a layer whose ops has it, got {self.ops}")
+
+    def commit(self, pool: Pool, slots: Tensor, accepted: Tensor | None) -> None:
+        raise AssertionError(f"{self.name}: commit: expected a layer whose ops has replay, got {self.ops}")
 
     def literal_conv(self, ids: Tensor) -> Tensor:
         x = torch.nn.functional.pad(self.tables["mixed"][ids].double(), (0, 0, WIDTH - 1, 0)).unfold(0, WIDTH, 1)

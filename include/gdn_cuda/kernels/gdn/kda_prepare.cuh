@@ -253,11 +253,11 @@ struct KdaPreparer {
     }
 
     __device__ __forceinline__ void form_other_scores(bool scaled) const {
-        const auto meet = [&]() { NamedBarrier::arrive(kConfig.threads(), threads.other_barrier()); };
+        const auto arrive = [&]() { NamedBarrier::arrive(kConfig.threads(), threads.other_barrier()); };
         if (scaled)
-            make_scores().multiply_others(meet);
+            make_scores().multiply_others(arrive);
         else
-            meet();
+            arrive();
     }
 
     // The rare chunks in which entries of T cancel: what rounding has left of the keys of Z, in place of the queries, which
@@ -285,9 +285,9 @@ struct KdaPreparer {
         threads.sync();
     }
 
-    // One thread loads keys and queries; of the last warp, as the first ones load betas.
+    // One thread loads keys and queries, in the last warp, as the first ones load betas.
     __device__ __forceinline__ bool loads() const { return thread_index() == kConfig.threads() - 32; }
-    // One thread copies everything; of the warps that do not invert.
+    // One thread copies everything, in a warp that does not invert.
     __device__ __forceinline__ bool copies() const { return thread_index() == kWarpgroup; }
 
     __device__ __forceinline__ static bool is_slow(unsigned found) {

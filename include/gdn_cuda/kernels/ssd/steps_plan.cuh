@@ -62,8 +62,7 @@ struct SsdStepsArgs {
 struct SsdStepsLaunch : SsdStepsArgs {
     unsigned* counters = nullptr;  // of the kernel that follows: zeroed
     i64 counter_count = 0;
-    common::TokenRows
-        out;  // of packed tokens: zeroed for those of no sequence, which that kernel does not write; may be absent
+    common::TokenRows out;  // rows of packed tokens that no sequence has are zeroed; may be absent
 };
 
 }  // namespace gdn_cuda::ssd

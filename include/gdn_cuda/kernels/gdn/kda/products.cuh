@@ -13,8 +13,8 @@ template <DType kIo, class Thread = KdaBlockThread>
 struct KdaProducts : KdaWarp {
     KdaPreparePlan& shared;
     const bool forms_update;
-    float update[64];  // of the first warpgroup
-    float scores[32];  // of the second
+    float update[64];  // the first warpgroup forms these
+    float scores[32];  // the second one these
 
     __device__ __forceinline__ explicit KdaProducts(KdaPreparePlan& shared, Thread thread = {})
         : shared(shared), forms_update(find_group(thread.index()) == 0) {

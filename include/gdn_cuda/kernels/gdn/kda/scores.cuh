@@ -67,9 +67,10 @@ struct KdaScores : KdaWarp {
         clear_above_diagonal(own);
         store(false, 16 * warp, 16 * warp, own);
     }
-    // By the other four: the blocks below the diagonal, and after `meet` queries against keys.
-    template <class Meet>
-    __device__ __forceinline__ void multiply_others(Meet&& meet) const {
+    // By the other four warps: the blocks below the diagonal, then arrive(), as the warps that invert wait for these, then
+    // queries against keys.
+    template <class Arrive>
+    __device__ __forceinline__ void multiply_others(Arrive&& arrive) const {
         const unsigned row = warp % 4;
         float keys[32], queries[32];
         start_row_products<kIo, kKdaHeadK>(keys, shared.operands.key, shared.operands.other_key);
@@ -78,7 +79,7 @@ struct KdaScores : KdaWarp {
 #pragma unroll
         for (unsigned n = 0; n < 6; ++n)
             if (n / 2 < row) store_block(16 * row, 8 * n, four_of(keys, n));
-        meet();
+        arrive();
         wait_for_product(queries);
         store_row<true>(queries);
     }
@@ -222,8 +223,8 @@ struct KdaScores : KdaWarp {
     __device__ __forceinline__ static const Four& four_of(const float (&sums)[32], unsigned n) {
         return *reinterpret_cast<const Four*>(&sums[4 * n]);
     }
-    // Of 64 x 64 products, an element of this warp's block on the diagonal. at(first): that of the block whose elements are
-    // `first` and up.
+    // An element of this warp's block on the diagonal of 64 x 64 products. at(first): the same element of the block whose
+    // accumulators start at `first`.
     template <class At>
     __device__ __forceinline__ float in_own_block(At&& at) const {
         const bool odd = warp % 2 != 0;

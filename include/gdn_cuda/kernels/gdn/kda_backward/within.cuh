@@ -6,8 +6,8 @@
 
 namespace gdn_cuda::gdn {
 
-// Sums over pairs of kTokens tokens, for a channel. x: keys, queries and decays; gradients.at[row][column]: those of the scores
-// of query and key, and of key and key.
+// Sums over pairs of kTokens tokens, for a channel. x: keys, queries and decays. gradients.at[row][column]: gradients of the
+// scores q k^T and k k^T.
 template <int kTokens>
 struct KdaPairSums {
     float query[kTokens], key[kTokens], decay[kTokens];

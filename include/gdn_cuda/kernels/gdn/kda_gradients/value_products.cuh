@@ -16,7 +16,7 @@ template <DType kIo>
 struct KdaValueProducts : Lane {
     using Products = float[kChunk / 2];
     using Block = float[8];           // a warp's, of 16 tokens
-    using Parts = unsigned[2][4];     // of a block: rounded, and the residual
+    using Parts = unsigned[2][4];     // a block, rounded, and its rounding residual
     static constexpr int kLower = 1;  // a block's pair of values in the second eight rows and the first eight columns
 
     KdaGradientsPlan& shared;
