@@ -201,7 +201,7 @@ class ChunkedScheduler {
     UnevenSplit uneven(const ChunkedSplit& split, const ChunkedChain& chain) const {
         const int warm_up[] = {UnevenSplit::kFewChunks, policy_.more_warm_up_chunks};  // the other heads'
         UnevenSplit uneven{};
-        if (problem_.sequences != 1 || problem_.heads >= UnevenSplit::kMostHeads) return uneven;
+        if (problem_.sequences != 1 || problem_.heads > UnevenSplit::kMostHeads) return uneven;
         const i64 blocks = static_cast<i64>(problem_.heads) * split.segments;
         const int most = static_cast<int>(std::min<i64>(kMostSegments, chunks_ / kShortestSegment));
         for (const bool more : {false, true})

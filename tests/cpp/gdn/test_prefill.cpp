@@ -189,9 +189,10 @@ TEST(PrefillHeuristic, ASequenceHasRoomForItsSummariesAmongItsTokens) {
 }
 
 TEST(PrefillHeuristic, SlowDecayHeadsGetMoreBlocks) {
-    for (const int heads : {2, 4, 8, 16}) {
+    for (const int heads : {2, 4, 8, 16, 32}) {
+        const int size = heads < 32 ? 128 : 64;  // 32 heads of 128 are not chained
         ChunkedProblem problem{
-            .sequences = 1, .tokens = 32768, .heads = heads, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
+            .sequences = 1, .tokens = 32768, .heads = heads, .dk = size, .dv = size, .io = DType::bf16, .state = DType::f32};
         const ChunkedScheduler scheduler = scheduler_of(problem);
         const ChunkedSplit split = scheduler.best_split();
         const ChunkedChain chain = scheduler.chain(split);
@@ -211,6 +212,8 @@ TEST(PrefillHeuristic, SlowDecayHeadsGetMoreBlocks) {
         for (int many = 1; many < heads; ++many)
             EXPECT_LE(uneven.segments[1][many], uneven.segments[0][many]) << "others that need more get more";
         EXPECT_EQ(uneven.reach > 0, uneven.most() > 0) << heads;
+        EXPECT_TRUE(heads < 4 || uneven.most() > 0) << heads;
+        EXPECT_EQ(uneven.segments[0][0] + uneven.segments[1][0], 0) << "heads that are all slow are split evenly";
         problem.sequences = 2;
         EXPECT_EQ(scheduler_of(problem).uneven(split, chain).reach, 0) << "one sequence's heads alone are compared";
     }

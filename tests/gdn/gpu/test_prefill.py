@@ -113,10 +113,22 @@ def test_one_of_two_launches_computes_the_result(slow: str, in_place: bool, seed
         assert torch.equal(out, fixed) and torch.equal(state, fixed_state)
 
 
-@pytest.mark.parametrize("slow", [[2], [0, 3, 7], [0, 1, 2, 4, 5, 6, 7]])
+# 32 heads are as many as the masks of heads have bits.
+@pytest.mark.parametrize(
+    "heads,size,slow",
+    [
+        (8, 128, [2]),
+        (8, 128, [0, 3, 7]),
+        (8, 128, [0, 1, 2, 4, 5, 6, 7]),
+        (32, 64, [31]),
+        (32, 64, list(range(0, 32, 2))),
+        (32, 64, list(range(31))),
+        (32, 64, list(range(32))),
+    ],
+)
 @pytest.mark.parametrize("in_place", [False, True])
-def test_heads_of_slow_decay_get_more_blocks(slow: list[int], in_place: bool, seed: int) -> None:
-    x = inputs(B=1, T=17000, Hk=4, Hv=8, seed=seed, gate_range=(-2.0, -1.0))
+def test_heads_of_slow_decay_get_more_blocks(heads: int, size: int, slow: list[int], in_place: bool, seed: int) -> None:
+    x = inputs(B=1, T=17000, Hk=4, Hv=heads, dk=size, dv=size, seed=seed, gate_range=(-2.0, -1.0))
     x["gate"][..., slow] *= 1e-4
     expected, expected_state = gdn_cuda.recurrent_forward(**x)
     options = {"state_indices": torch.tensor([0], device="cuda")} if in_place else {}
@@ -125,7 +137,7 @@ def test_heads_of_slow_decay_get_more_blocks(slow: list[int], in_place: bool, se
     ]
     for out, state in results:
         assert torch.equal(out, results[0][0]) and torch.equal(state, results[0][1])
-        for head in range(8):  # each has its own bits and errors
+        for head in range(heads):  # each has its own bits and errors
             assert rel_rms(out[..., head, :], expected[..., head, :]) < BOUND
             assert rel_rms(state[:, head], expected_state[:, head]) < BOUND
 
