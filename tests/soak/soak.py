@@ -40,8 +40,8 @@ def layers(device: str) -> list[Layer]:
             Mamba2(device, 64, 64, 128, 8),
         ]
     return [
-        GatedDeltaNet(device, (1, 2), 32, 16),
-        SixteenBitStates(device, (2, 2), 16, 24),
+        GatedDeltaNet(device, (1, 2), 64, 16),
+        SixteenBitStates(device, (2, 2), 64, 24),
         KimiDeltaAttention(device, (2, 2), 64, 16),
         BoundedGates(device, (1, 2), 64, 16),
         Mamba(device, 24, 16),

@@ -18,8 +18,9 @@ _BUFFERS = ReplayBuffers._fields
 
 class GatedDeltaNet(Layer):
     name = "gdn"
-    operators = "`chunked_forward`, `fused_decode`, `replay_decode`"
-    ops = (*Layer.ops, "replay")
+    operators = "`chunked_forward`, `fused_decode`, `replay_decode`, `gdn_decode_layer`"
+    ops = (*Layer.ops, "replay", "layer")
+    instead: ClassVar[dict[str, str]] = {"layer": "plain"}
     channel_gates = False
     lower_bound: float | None = None
 
@@ -63,6 +64,33 @@ class GatedDeltaNet(Layer):
         buffers = ReplayBuffers(*(pool.tensors[name] for name in _BUFFERS))
         gdn_cuda.commit_replay(pool.tensors["state"], buffers, slots, accepted)
 
+    def one_launch(self, pool: Pool, raw: Tensor, rows: Rows, slots: Tensor) -> Tensor:
+        """The norm divides by the root of 2^40, beside which squares of outputs vanish: outputs are those without a norm."""
+        gates = self.gates()
+        norm = {"norm_weight": torch.full((self.dv,), 2.0**20, device=raw.device), "norm_eps": 2.0**40}
+        z = torch.full((len(raw), 1, self.Hv * self.dv), 64, device=raw.device, dtype=BF16)  # its sigmoid is 1
+        out = gdn_cuda.gdn_decode_layer(
+            raw[:, None],
+            rows["b"][:, None],
+            a=rows["a"][:, None],
+            z=z,
+            gate_activation="sigmoid",
+            **norm,
+            conv_weight=self.weight,
+            conv_bias=self.bias,
+            A_log=gates["A_log"],
+            dt_bias=gates["dt_bias"],
+            conv_pool=pool.tensors["conv"],
+            state_pool=pool.tensors["state"],
+            state_indices=slots,
+            heads=(self.Hk, self.Hv),
+            dk=self.dk,
+            dv=self.dv,
+            layout="split",
+            null_slot=self.null_slot,
+        )
+        return out.view(-1, 1, self.Hv, self.dv)
+
     def decays(self, a: Tensor) -> Tensor:
         a, A = a + self.dt_bias.double(), self.A_log.double().exp()
         A = A[:, None] if self.channel_gates else A
@@ -100,8 +128,6 @@ class SixteenBitStates(GatedDeltaNet):
 class KimiDeltaAttention(GatedDeltaNet):
     name = "kda"
     operators = "`chunked_forward`, `fused_decode`, `replay_decode` with a gate for every channel, `kda_decode_layer`"
-    ops = (*GatedDeltaNet.ops, "layer")
-    instead: ClassVar[dict[str, str]] = {"layer": "plain"}
     channel_gates = True
 
     def one_launch(self, pool: Pool, raw: Tensor, rows: Rows, slots: Tensor) -> Tensor:
