@@ -91,10 +91,10 @@ TEST_F(External, MacrosAreReplacedInEveryBranch) {
     write(first / "names.h",
           "#if X\n  #define STD(header) <new/header>\n#else\n# define STD( h ) <old/h.h>\n#endif\n"
           "#define PLAIN <p.h> /* c */\n#define IN_QUOTES \"q.h\"\n");
-    for (const char* name : {"new/b", "old/b.h", "p.h", "new/header", "b"}) write(second / name, "");
+    for (const char* name : {"new/b", "old/b.b", "p.h", "new/header", "b"}) write(second / name, "");
     write(first / "q.h", "");
     ASSERT_NE(digest(), "");
-    for (const char* name : {"new/b", "old/b.h", "p.h"}) EXPECT_TRUE(counts(second / name)) << name;
+    for (const char* name : {"new/b", "old/b.b", "p.h"}) EXPECT_TRUE(counts(second / name)) << name;
     EXPECT_TRUE(counts(first / "q.h"));
     for (const char* name : {"new/header", "b"}) EXPECT_FALSE(counts(second / name)) << name;
 }
@@ -224,7 +224,7 @@ std::set<std::string> words_of(const std::string& text) {
     std::istringstream words(text);
     std::set<std::string> all;
     for (std::string word; words >> word;)
-        if (word.starts_with('/')) all.insert(fs::canonical(word));
+        if (std::error_code none; word.starts_with('/') && fs::exists(word, none)) all.insert(fs::canonical(word));
     return all;
 }
 
@@ -239,9 +239,10 @@ TEST(ExternalHeadersOfKernels, AreThoseThatACompilerOpensAndFew) {
     for (const RegisteredKernel& kernel : registry()) {
         const jit::KernelSource& source = kernel.configurations.front().source;
         const std::vector<Include> external = own.of(source.code).external;
-        if (!source.uses_cutlass || !seen.insert(external).second) continue;
+        if (!seen.insert(external).second) continue;
         const fs::path memo = folder / ("memo/" + std::to_string(seen.size()));
         EXPECT_NE(ExternalHeaders(folders).digest(external, memo), "") << source.id();
+        if (!source.uses_cutlass) continue;
         std::set<std::string> covered;
         for (const auto& [name, entry] : FileMemo::read(memo).entries)
             if (entry.stamp != jit::FileStamp{}) covered.insert(fs::canonical(name));
