@@ -2,9 +2,10 @@
 
     python benchmarks/first_call.py [--repeats 7] [--only chunked_forward] [--without-gpu]
 
-"first" is what the first call takes more than the third, up to the end of its kernels; torch, its context and gdn_cuda are
-loaded before, and "import" is what gdn_cuda takes after torch. Without a GPU launches do nothing (host_profile.cpp), and
-loading a cubin into the driver is missing. cold_start.py measures kernels one by one, and compiles.
+"first" is what the first call takes more than the third, up to the end of its kernels, "least" the least of it, and "cpu" what
+its thread computes, which a busy machine changes less; torch, its context and gdn_cuda are loaded before, and "import" is what
+gdn_cuda takes after torch. Without a GPU launches do nothing (host_profile.cpp), and cubins are not loaded into a driver.
+cold_start.py measures kernels one by one, and compiles.
 """
 
 from __future__ import annotations
@@ -37,19 +38,20 @@ def child(name: str, device: str) -> None:
 
     call = make_calls(device)[name]
 
-    def timed() -> float:
+    def timed() -> tuple[float, float]:
         if device != "cpu":
             torch.cuda.synchronize()
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.thread_time()
         with torch.no_grad():
             call()
+        cpu = time.thread_time() - cpu
         if device != "cpu":
             torch.cuda.synchronize()
-        return time.perf_counter() - start
+        return time.perf_counter() - start, cpu
 
-    first, _, third = timed(), timed(), timed()
+    (first, cpu), _, (third, cpu_third) = timed(), timed(), timed()
     origins = sorted({event["origin"] for event in gdn_cuda._C.load_events()})
-    print(json.dumps({"import": imported, "first": first - third, "origins": origins}))
+    print(json.dumps({"import": imported, "first": first - third, "cpu": cpu - cpu_third, "origins": origins}))
 
 
 def measured(name: str, device: str, repeats: int) -> dict[str, float]:
@@ -68,6 +70,7 @@ def measured(name: str, device: str, repeats: int) -> dict[str, float]:
     return {
         "first": statistics.median(each["first"] for each in found) * 1e3,
         "least": min(each["first"] for each in found) * 1e3,
+        "cpu": statistics.median(each["cpu"] for each in found) * 1e3,
         "import": statistics.median(each["import"] for each in found) * 1e3,
     }
 
@@ -90,7 +93,7 @@ def main() -> None:
         host_profile.keep_kernels_for_cpu_tensors()
     from host_times import make_calls
 
-    print(f"{'ms: first, least, import':>66}")
+    print(f"{'ms: first, least, cpu, import':>74}")
     for name in make_calls(device):
         if name != "torch.add" and options.only in name:
             print(f"{name:42}" + "".join(f"{ms:8.1f}" for ms in measured(name, device, options.repeats).values()), flush=True)

@@ -54,11 +54,11 @@ def direct(function: str, arguments: tuple[str, ...], operator: Callable[..., An
     try:
         return operator(*given)
     except Exception as error:
-        _raise_in_words_of(function, dict(zip(arguments, given, strict=False)), error)
+        raise_in_words_of(function, dict(zip(arguments, given, strict=False)), error)
         raise
 
 
-def _raise_in_words_of(function: str, tensors: Mapping[str, Any], error: Exception) -> None:
+def raise_in_words_of(function: str, tensors: Mapping[str, Any], error: Exception) -> None:
     """Returns without raising if the error is the function's own, or torch's about something else."""
     if isinstance(error, ValueError) and str(error).startswith(f"{function}: "):
         return
@@ -144,7 +144,7 @@ def call(
         try:
             return run(out)
         except Exception as error:
-            _raise_in_words_of(function, tensors, error)
+            raise_in_words_of(function, tensors, error)
             raise
     given = [x for x in (*tensors.values(), out) if x is not None]
     _check_stream(function, stream, given[0].device)
