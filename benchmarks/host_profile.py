@@ -24,13 +24,18 @@ HERE = Path(__file__).resolve().parent
 CALLS = 200  # in a round
 
 
-def preload() -> None:
-    """Starts this script again with host_profile.cpp in front of torch."""
-    folder = Path(tempfile.mkdtemp())
+def shim(folder: Path) -> Path:
+    """host_profile.cpp as a library, to preload."""
     library = folder / "libhost_profile.so"
     include = next(path for path in Path(torch.__file__).parents[1].glob("nvidia/*/include") if (path / "cuda.h").is_file())
     source = str(HERE / "host_profile.cpp")
     subprocess.run(["g++", "-std=c++20", "-O2", "-shared", "-fPIC", f"-I{include}", source, "-o", str(library)], check=True)
+    return library
+
+
+def preload() -> None:
+    """Starts this script again with host_profile.cpp in front of torch."""
+    library = shim(Path(tempfile.mkdtemp()))
     os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"LD_PRELOAD": str(library)})
 
 

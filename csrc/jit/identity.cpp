@@ -4,11 +4,13 @@
 #include <map>
 #include <optional>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "elf.hpp"
 #include "env.hpp"
 #include "errors.hpp"
-#include "file_memo.hpp"
+#include "external_headers.hpp"
 #include "fork.hpp"
 #include "key.hpp"
 #include "nvcc_environment.hpp"
@@ -40,22 +42,33 @@ Settings current_settings() {
     return settings;
 }
 
+struct Included {
+    std::string digest;             // of our headers
+    std::vector<Include> external;  // what leads to others'
+    bool unclear = false;
+};
+
 struct State {
     std::optional<SearchPaths> from_hook;
     std::string hook_failure;          // why from_hook is empty; the hook is then called again
     std::deque<Toolchain> discovered;  // the last one is in use; callers may hold references to older ones
     std::string library;
     std::optional<OwnHeaders> own_headers;
-    std::map<std::string, std::string> included;  // digests of our headers, by the including code
+    std::map<std::string, Included> included;  // by the including code
     std::string compiler;
-    std::map<bool, std::string> headers;  // by uses_cutlass
+    std::map<bool, ExternalHeaders> external;  // by uses_cutlass
+    // What of them the key covers: by the includes that lead there, or, where these cannot be followed, all.
+    std::map<std::pair<bool, std::vector<Include>>, std::string> reached;
+    std::map<bool, std::string> all_headers;
 
     void forget_identities() {
         library.clear();
         own_headers.reset();
         included.clear();
         compiler.clear();
-        headers.clear();
+        external.clear();
+        reached.clear();
+        all_headers.clear();
     }
 };
 Guarded<State> state;
@@ -153,15 +166,42 @@ const std::string& library_digest_of(State& s) {
     return s.library;
 }
 
-std::string included_digest_of(State& s, const std::string& code) {
+const Included& included_of(State& s, const std::string& code) {
     const fs::path& folder = library_include(s);
     if (const auto known = s.included.find(code); known != s.included.end()) return known->second;
     if (!s.own_headers) s.own_headers.emplace(folder, memo_for("included", folder.string()));
-    const HeaderSet found = s.own_headers->of(code);
+    HeaderSet found = s.own_headers->of(code);
     KeyBuilder key;
     for (const Header& header : found.headers) key.add(header.name, header.digest);
     if (found.unclear) key.add("all of ours", library_digest_of(s));
-    return s.included[code] = key.hex();
+    return s.included[code] = {key.hex(), std::move(found.external), found.unclear};
+}
+
+// Empty if an include cannot be determined.
+std::string reached_headers(State& s, const Toolchain& tools, bool uses_cutlass, std::vector<Include> includes) {
+    std::vector<fs::path> folders = tools.include_dirs(uses_cutlass);
+    if (env().use_nvcc) {  // what it includes and where it searches without being told
+        includes.push_back({"cuda_runtime.h", false});
+        folders.push_back(tools.cuda_include / "cccl");
+    }
+    std::string subject;
+    for (const fs::path& folder : folders) subject += folder.string() + '\n';
+    for (const Include& include : includes) subject += (include.quoted ? '"' : '<') + include.name + '\n';
+    ExternalHeaders& headers = s.external.try_emplace(uses_cutlass, std::move(folders)).first->second;
+    return headers.digest(includes, memo_for("reached", subject));
+}
+
+std::string external_headers_of(State& s, const Toolchain& tools, bool uses_cutlass, const Included& included) {
+    if (!included.unclear) {
+        const std::pair key(uses_cutlass, included.external);
+        auto known = s.reached.find(key);
+        if (known == s.reached.end())
+            known = s.reached.emplace(key, reached_headers(s, tools, uses_cutlass, included.external)).first;
+        if (!known->second.empty()) return known->second;
+    }
+    std::string& all = s.all_headers[uses_cutlass];
+    if (all.empty()) all = tools.external_headers_identity(uses_cutlass);
+    return all;
 }
 
 }  // namespace
@@ -237,17 +277,15 @@ std::string library_digest() {
 }
 
 std::string included_digest(const std::string& code) {
-    return included_digest_of(*state.lock(), code);
+    return included_of(*state.lock(), code).digest;
 }
 
 Identities identities(const std::string& code, bool uses_cutlass) {
     const auto s = state.lock();
-    const std::string included = included_digest_of(*s, code);
+    const Included included = included_of(*s, code);
     const Toolchain& tools = toolchain_of(*s);
     if (s->compiler.empty()) s->compiler = tools.compiler_identity(env().use_nvcc) + (env().use_nvcc ? nvcc_environment() : "");
-    std::string& headers = s->headers[uses_cutlass];
-    if (headers.empty()) headers = tools.external_headers_identity(uses_cutlass);
-    return {included, s->compiler, headers};
+    return {included.digest, s->compiler, external_headers_of(*s, tools, uses_cutlass, included)};
 }
 
 void refresh_identities() {

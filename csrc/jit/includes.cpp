@@ -33,7 +33,7 @@ bool is_blank(int c) {
 // The first translation phases: joins continued lines, and separates comments and literals from code.
 class Scanner {
   public:
-    explicit Scanner(std::string_view text) : text_(text) {
+    explicit Scanner(std::string_view text, Macros* macros = nullptr) : text_(text), macros_(macros) {
         if (text_.starts_with("\xef\xbb\xbf")) text_.remove_prefix(3);  // byte order mark
     }
 
@@ -44,6 +44,7 @@ class Scanner {
                 take();
                 line_start = true;
                 in_directive_ = false;
+                parameter_.clear();
             } else if (!skip_blank()) {
                 line_start = token(line_start);
             }
@@ -110,7 +111,11 @@ class Scanner {
         const int c = peek();
         if (is_word(c)) {
             const std::string word = take_word();
-            if (is_one_of(kIncludeQueries, word) && skip_blank_and_take('(')) take_name();
+            if (is_one_of(kIncludeQueries, word)) {
+                if (skip_blank_and_take('(')) take_name(word == "__has_include_next");
+            } else if (macros_ != nullptr && in_directive_ && skip_blank_and_take('(')) {
+                take_argument(word);
+            }
             if (is_one_of(kRawPrefixes, word) && peek() == '"') skip_raw_string();
         } else if (c == '"' || c == '\'') {
             skip_literal();
@@ -118,10 +123,13 @@ class Scanner {
             in_directive_ = true;
             skip_blank();
             const std::size_t before = at_;
-            if (is_one_of(kDirectives, take_word()))
-                take_name();
-            else
+            const std::string directive = take_word();
+            if (is_one_of(kDirectives, directive)) {
+                take_name(directive == "include_next");
+            } else {
                 at_ = before;
+                if (macros_ != nullptr && directive == "define") define();
+            }
         }
         return false;
     }
@@ -175,12 +183,81 @@ class Scanner {
         return take_if(c);
     }
 
-    // Takes <name> or "name", which contain neither comments nor escapes.
-    void take_name() {
+    // Takes "define", name and parameters, and looks at what follows.
+    void define() {
+        take_word();
+        skip_blank();
+        Macro& macro = macros_->defined.emplace_back(Macro{take_word(), {}, {}});
+        defined_ = macro.name;
+        bool is_simple = true;
+        if (take_if('(')) {
+            skip_blank();
+            macro.parameter = take_word();
+            is_simple = skip_blank_and_take(')');
+            while (!is_simple && peek() != ')' && peek() != '\n' && peek() != kEnd) take();
+        }
+        parameter_ = macro.parameter;
+        const std::size_t before = at_;
+        if (is_simple) macro.include = whole_name();
+        at_ = before;
+    }
+    // <name> or "name", if the line has nothing else.
+    std::optional<Include> whole_name() {
         skip_blank();
         const int open = peek(), close = open == '<' ? '>' : '"';
+        if (open != '<' && open != '"') return std::nullopt;
+        take();
+        Include include{{}, open == '"'};
+        while (peek() != '\n' && peek() != kEnd) {
+            const int c = take();
+            if (c == close) {
+                skip_blank();
+                return peek() == '\n' || peek() == kEnd ? std::optional(include) : std::nullopt;
+            }
+            include.name += static_cast<char>(c);
+        }
+        return std::nullopt;
+    }
+
+    // Lists the name that a directive calls something with.
+    void take_argument(const std::string& called) {
+        skip_blank();
+        if (is_word(peek())) {
+            macros_->called_by_word.insert(called);
+        } else if (peek() == '<' || peek() == '"') {
+            const std::size_t before = at_;
+            const int close = take() == '<' ? '>' : '"';
+            Include include{{}, close == '"'};
+            while (peek() != '\n' && peek() != kEnd && peek() != close) include.name += static_cast<char>(take());
+            if (peek() == close) list(std::move(include));
+            at_ = before;
+        }
+    }
+
+    // Takes NAME or NAME(argument); false for anything else.
+    bool take_macro() {
+        MacroInclude used{take_word(), {}};
+        if (used.macro.empty() || is_digit(used.macro.front())) return false;
+        if (in_directive_ && used.macro == parameter_) {
+            macros_->queries.push_back(defined_);
+            return true;
+        }
+        if (skip_blank_and_take('(')) {
+            while (is_word(peek()) || peek() == '/' || peek() == '.' || peek() == '-')
+                used.argument += static_cast<char>(take());
+            if (!take_if(')')) return false;
+        }
+        macros_->used.push_back(std::move(used));
+        return true;
+    }
+
+    // Takes <name> or "name", which contain neither comments nor escapes.
+    void take_name(bool next) {
+        skip_blank();
+        const int open = peek(), close = open == '<' ? '>' : '"';
+        if (macros_ != nullptr && next) found_.unclear = true;
         if (open != '<' && open != '"') {
-            found_.unclear = true;
+            if (macros_ == nullptr || !take_macro()) found_.unclear = true;
             return;
         }
         take();
@@ -197,8 +274,10 @@ class Scanner {
     }
 
     std::string_view text_;
+    Macros* const macros_;  // null: a macro's include is unclear
     std::size_t at_ = 0;
     bool in_directive_ = false;
+    std::string defined_, parameter_;  // the macro that this line defines, if it has a parameter
     Includes found_;
     std::unordered_set<std::string> seen_;
 };
@@ -207,6 +286,10 @@ class Scanner {
 
 Includes includes_of(std::string_view text) {
     return Scanner(text).scan();
+}
+
+Includes includes_of(std::string_view text, Macros& macros) {
+    return Scanner(text, &macros).scan();
 }
 
 // One line per include: its opening delimiter and the name, which holds no line end.

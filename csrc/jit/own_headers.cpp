@@ -47,6 +47,7 @@ HeaderSet OwnHeaders::of(std::string_view code) {
     };
     HeaderSet found;
     std::set<std::string> seen;  // paths, and names of missing files
+    std::set<Include> external;
     const Includes code_includes = includes_of(code);
     std::deque<Visit> visits{{{}, {}, &code_includes}};
     while (!visits.empty()) {
@@ -57,8 +58,9 @@ HeaderSet OwnHeaders::of(std::string_view code) {
             std::vector<Candidate> candidates;
             if (include.quoted && !visit.folder.empty())
                 candidates.push_back({normal(visit.name_folder / include.name), visit.folder / include.name});
-            if (const std::string name = normal(include.name); is_ours(name))
-                candidates.push_back({name, include_folder_ / include.name});
+            const std::string name = normal(include.name);
+            if (is_ours(name)) candidates.push_back({name, include_folder_ / include.name});
+            bool is_own = is_ours(name);
             for (const Candidate& candidate : candidates) {
                 const File& file = this->file(candidate.path);
                 const bool is_there = !file.digest.empty();
@@ -66,10 +68,13 @@ HeaderSet OwnHeaders::of(std::string_view code) {
                     found.headers.push_back({candidate.name, is_there ? file.digest : kMissing});
                     if (is_there) visits.push_back({fs::path(candidate.name).parent_path(), file.folder, &file.includes});
                 }
+                is_own |= is_there;
                 if (is_there) break;
             }
+            if (!is_own) external.insert(include);
         }
     }
+    found.external.assign(external.begin(), external.end());
     if (learned_) write_memo();
     return found;
 }

@@ -18,8 +18,9 @@ struct Header {
 };
 
 struct HeaderSet {
-    std::vector<Header> headers;  // in order of first mention
-    bool unclear = false;         // the list may be incomplete (includes.hpp)
+    std::vector<Header> headers;    // in order of first mention
+    std::vector<Include> external;  // what these and the code include beside them, sorted (external_headers.hpp)
+    bool unclear = false;           // either list may be incomplete (includes.hpp)
 };
 
 // Examines each file once in its lifetime, and reads only those changed since `memo` (a file; empty: none) was written.
@@ -27,7 +28,7 @@ class OwnHeaders {
   public:
     OwnHeaders(std::filesystem::path include_folder, std::filesystem::path memo);
 
-    // Follows <gdn_cuda/...>, and "..." beside the including header. identity.cpp digests CUDA's and CUTLASS's headers whole.
+    // Follows <gdn_cuda/...>, and "..." beside the including header.
     HeaderSet of(std::string_view code);
 
   private:

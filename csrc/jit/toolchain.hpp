@@ -57,8 +57,8 @@ struct Toolchain {
     std::filesystem::path nvcc;
     std::vector<Finding> findings;  // found or not
 
-    std::string compiler_identity(bool use_nvcc) const;  // exact build without paths; "missing" if there is none
-    std::string external_headers_identity(bool uses_cutlass) const;
+    std::string compiler_identity(bool use_nvcc) const;              // exact build without paths; "missing" if there is none
+    std::string external_headers_identity(bool uses_cutlass) const;  // of all that could be included (external_headers.hpp)
     std::vector<std::filesystem::path> include_dirs(bool uses_cutlass) const;
     // Where <cccl/cuda/std/...> is found, which CUTLASS includes under CUDA 13; empty if it is cuda_include.
     std::filesystem::path cccl_parent() const;
@@ -78,7 +78,7 @@ const Toolchain& toolchain();  // discovered once; does not throw for missing pa
 struct Identities {
     std::string included;  // see included_digest()
     std::string compiler;
-    std::string headers;  // CUDA's, and CUTLASS's if used
+    std::string headers;  // CUDA's, and CUTLASS's if used, that the code can include; all, if that cannot be determined
 };
 Identities identities(const std::string& code, bool uses_cutlass);
 // Digest of names and contents of our headers that the code can include; of all our headers if that cannot be determined.

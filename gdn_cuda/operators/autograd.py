@@ -144,7 +144,7 @@ def _is_plain(schema: Schema, args: tuple[Any, ...]) -> bool:
 def _plain(schema: Schema, args: tuple[Any, ...]) -> Any:
     """Increments the versions of written tensors, so that torch notices where autograd had saved them."""
     try:
-        results = schema.overload(*args)
+        results = schema.direct(*args)
     except Exception:
         schema.check_types(args)
         raise

@@ -23,6 +23,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from .autograd import keep_autograd_out, requires_gradient, with_autograd
 from .registration import register
@@ -112,6 +113,7 @@ def _compiled(
     with_gradients: Callable[..., Any] | None,
 ) -> Callable[..., Any]:
     closure: dict[str, Any] = {
+        "is_dynamo_compiling": is_dynamo_compiling,
         "is_grad_enabled": is_grad_enabled,
         "forward_ad": forward_ad,
         "with_autograd": with_autograd,
@@ -165,14 +167,14 @@ def _compiled(
 def _call(schema: Schema, number: int, closure: dict[str, Any]) -> list[str]:
     """Lines that call the operator directly where autograd is not involved. Types are only checked after it raised: our message
     replaces torch's, which is a page long."""
-    closure |= {f"overload_{number}": schema.overload, f"schema_{number}": schema}
+    closure |= {f"overload_{number}": schema.overload, f"direct_{number}": schema.direct, f"schema_{number}": schema}
     args = ", ".join(schema.arguments)
     return [
         "if is_grad_enabled() or forward_ad._current_level >= 0:",
         f"    found = with_autograd(schema_{number}, ({args},))",
         "else:",
         "    try:",
-        f"        found = overload_{number}({args})",
+        f"        found = (overload_{number} if is_dynamo_compiling() else direct_{number})({args})",
         "    except Exception:",
         f"        schema_{number}.check_types(({args},))",
         "        raise",

@@ -75,6 +75,7 @@ class Differentiable:
     ):
         self.schema = schema = register(name, shapes=shapes, reference=reference, cpu=cpu, function=function)
         self.operator = operator = schema.overload
+        self._direct = schema.direct
         places = [i for i, _ in schema.tensors]
         saved_places = places if saves_arguments else []
 
@@ -127,7 +128,8 @@ class Differentiable:
                 for x in args:
                     if isinstance(x, Tensor) and x.requires_grad:
                         return self.operator(*args)
-            return self.below_autograd(*args)
+            with _below_autograd():
+                return self._direct(*args)
         except Exception:
             self.schema.check_types(args)  # our message replaces torch's, which is a page long
             raise
@@ -135,7 +137,7 @@ class Differentiable:
     def below_autograd(self, *args: Any) -> Any:
         """The call without derivatives, for callers that know that none are needed."""
         with _below_autograd():
-            return self.operator(*args)
+            return self._direct(*args)
 
 
 def leading_first(x: Any, dims: Any, last: dict[str, int]) -> list[Tensor]:

@@ -390,7 +390,7 @@ def _by_operator(x: Arguments, with_last: bool) -> tuple[Tensor, Any] | None:
         if torch.is_grad_enabled():
             with_autograd(schema, arguments)
         else:  # the caller has seen that no transform, trace or forward mode is active
-            schema.overload(*arguments)
+            schema.direct(*arguments)
     except Exception:
         schema.check_types(schema.pick(x))  # our message replaces torch's, which is a page long
         raise

@@ -18,21 +18,28 @@ _COMPUTED = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 
 def as_one(function: str, tensors: Mapping[str, Tensor], at_least: torch.dtype | None = None) -> tuple[Tensor, ...]:
     """The tensors in the dtype that torch promotes them and `at_least` to; raises if they are on different devices."""
-    first, like = next(iter(tensors.items()))
-    is_converted = not as_they_are(*tensors.values()) or (at_least is not None and not like.dtype.is_complex)
+    given = tuple(tensors.values())
+    is_converted = not as_they_are(*given) or (at_least is not None and not given[0].is_complex())
     if is_converted:
         _check_numbers(function, tensors)
-    device = like.device
-    for argument, x in tensors.items():
+    device = given[0].device
+    for x in given[1:]:
         if x.device != device:
-            raise ValueError(f"{function}: {argument}: expected {device}, the device of {first}, got {x.device}")
+            _refuse_devices(function, tensors)
     if not is_converted:  # torch takes 0.9 us to find that out
-        return tuple(tensors.values())
+        return given
     dtypes = [x.dtype for x in tensors.values()]
     dtype = reduce(torch.promote_types, dtypes if at_least is None else [*dtypes, at_least])
     if dtype == torch.complex32:
         dtype = torch.complex64
     return tuple(x.to(dtype) for x in tensors.values())
+
+
+def _refuse_devices(function: str, tensors: Mapping[str, Tensor]) -> None:
+    (first, like), *others = tensors.items()
+    for argument, x in others:
+        if x.device != like.device:
+            raise ValueError(f"{function}: {argument}: expected {like.device}, the device of {first}, got {x.device}")
 
 
 def _check_numbers(function: str, tensors: Mapping[str, Tensor]) -> None:
@@ -47,11 +54,11 @@ def direct(function: str, arguments: tuple[str, ...], operator: Callable[..., An
     try:
         return operator(*given)
     except Exception as error:
-        _raise_in_words_of(function, dict(zip(arguments, given, strict=False)), error)
+        raise_in_words_of(function, dict(zip(arguments, given, strict=False)), error)
         raise
 
 
-def _raise_in_words_of(function: str, tensors: Mapping[str, Any], error: Exception) -> None:
+def raise_in_words_of(function: str, tensors: Mapping[str, Any], error: Exception) -> None:
     """Returns without raising if the error is the function's own, or torch's about something else."""
     if isinstance(error, ValueError) and str(error).startswith(f"{function}: "):
         return
@@ -137,7 +144,7 @@ def call(
         try:
             return run(out)
         except Exception as error:
-            _raise_in_words_of(function, tensors, error)
+            raise_in_words_of(function, tensors, error)
             raise
     given = [x for x in (*tensors.values(), out) if x is not None]
     _check_stream(function, stream, given[0].device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..operators import Differentiable, register
 from ..operators.gradients import leading_first, require_no_transforms
 from . import reference_sums as reference
-from .call import as_one, call
+from .call import as_one, call, raise_in_words_of
 from .reference_common import broadcast_shapes
 
 
@@ -139,8 +139,16 @@ def cauchy_conj(
 def _cauchy_sum(
     function: str, conj: bool, stream: torch.cuda.Stream | None, out: Tensor | None, tensors: Mapping[str, Tensor]
 ) -> Tensor:
+    at_least = torch.complex64 if conj else None
+    if stream is None and out is None:
+        try:
+            return cauchy(*as_one(function, tensors, at_least), conj)
+        except Exception as error:
+            raise_in_words_of(function, tensors, error)
+            raise
+
     def run(out: Tensor | None) -> Tensor:
-        x = as_one(function, tensors, torch.complex64 if conj else None)
+        x = as_one(function, tensors, at_least)
         if out is None:
             return cauchy(*x, conj)
         require_no_transforms(function)

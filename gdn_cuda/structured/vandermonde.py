@@ -12,7 +12,7 @@ from ..operators import Differentiable, register
 from ..operators.gradients import leading_first, require_no_transforms
 from ..operators.schema import require_tensors
 from . import reference_sums as reference
-from .call import as_one, broadcast_leading, call, check_out, finished
+from .call import as_one, broadcast_leading, call, check_out, finished, raise_in_words_of
 from .reference_common import broadcast_shapes
 
 
@@ -119,6 +119,13 @@ def log_vandermonde(
         tensor([2.0000, 0.7358, 0.2707])
     """
     tensors = {"v": v, "x": x}
+    if stream is None and out is None:
+        try:
+            _check_length("log_vandermonde", L)
+            return vandermonde(*as_one("log_vandermonde", tensors, torch.complex64), L)
+        except Exception as error:
+            raise_in_words_of("log_vandermonde", tensors, error)
+            raise
 
     def run(out: Tensor | None) -> Tensor:
         _check_length("log_vandermonde", L)

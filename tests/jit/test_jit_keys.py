@@ -234,7 +234,7 @@ def test_a_header_edited_during_a_compile_is_not_published_under_the_old_key(
     assert (fresh["origin"], fresh["full_key"]) == ("disk", result["full_key"])
 
 
-def test_an_edited_cutlass_header_recompiles_only_kernels_that_use_cutlass(
+def test_an_edited_cutlass_header_recompiles_only_kernels_that_include_it(
     start: Start, tmp_path: Path, wheels: dict[str, Path]
 ) -> None:
     cutlass = tmp_path / "cutlass"
@@ -250,6 +250,8 @@ def test_an_edited_cutlass_header_recompiles_only_kernels_that_use_cutlass(
     assert start().compile(code, uses_cutlass=True)["origin"] == "disk"  # the same headers elsewhere
 
     edit(cutlass / "cute" / "tensor.hpp", "// edited\n")
+    assert compile_both()[0]["origin"] == "disk"  # cutlass.h includes another
+    edit(cutlass / "cutlass" / "detail" / "helper_macros.hpp", "// edited\n")
     edited, still_without = compile_both()
     assert edited["origin"] == "compiled"
     assert edited["code_key"] == with_cutlass["code_key"]
@@ -257,13 +259,81 @@ def test_an_edited_cutlass_header_recompiles_only_kernels_that_use_cutlass(
     assert (still_without["origin"], still_without["full_key"]) == ("disk", without["full_key"])
 
 
-def test_an_edited_cuda_header_changes_the_key(start: Start, tmp_path: Path, wheels: dict[str, Path]) -> None:
+def test_an_upgraded_cutlass_recompiles_and_the_old_one_still_has_its_entry(
+    start: Start, tmp_path: Path, wheels: dict[str, Path]
+) -> None:
+    """As pip installs another version: all files are new, some differ; then through a link, as /usr/local/cuda is one."""
+    installed = tmp_path / "cutlass"
+    code = kernel(before="#include <cutlass/cutlass.h>\n")
+
+    def compile_it() -> dict[str, Any]:
+        return start(GDN_CUTLASS_INCLUDE=installed).compile(code, uses_cutlass=True)
+
+    versions = [tmp_path / "4.2", tmp_path / "4.3"]
+    for version in versions:
+        shutil.copytree(wheels["cutlass_include"], version)
+    edit(versions[1] / "cutlass" / "detail" / "helper_macros.hpp", "// of 4.3\n")
+    time.sleep(SETTLED)
+    installed.symlink_to(versions[0])
+    old = compile_it()
+    assert compile_it()["origin"] == "disk"
+    installed.unlink()
+    shutil.copytree(versions[1], installed)
+    new = compile_it()
+    assert (new["origin"], new["code_key"]) == ("compiled", old["code_key"])
+    shutil.rmtree(installed)
+    for version, result in zip([*versions, versions[0]], [old, new, old], strict=True):
+        installed.symlink_to(version)
+        again = compile_it()
+        assert (again["origin"], again["full_key"]) == ("disk", result["full_key"])
+        installed.unlink()
+
+
+def test_a_header_that_hides_another_recompiles(start: Start, tmp_path: Path, wheels: dict[str, Path]) -> None:
+    cutlass = tmp_path / "cutlass"
+    shutil.copytree(wheels["cutlass_include"], cutlass)
+    code = kernel(before="#include <cutlass/cutlass.h>\n#include <cuda_fp16.h>\n")
+    time.sleep(SETTLED)
+    for text, origin in ((None, "compiled"), (None, "disk"), ("struct dim;\n", "compiled"), (None, "disk")):
+        if text is not None:
+            (cutlass / "cuda_fp16.h").write_text(text)
+        else:
+            (cutlass / "cuda_fp16.h").unlink(missing_ok=True)
+        assert start(GDN_CUTLASS_INCLUDE=cutlass).compile(code, uses_cutlass=True)["origin"] == origin
+
+
+def test_an_edited_cuda_header_changes_the_keys_of_kernels_that_include_it(
+    start: Start, tmp_path: Path, wheels: dict[str, Path]
+) -> None:
     home = copy_cuda_home(wheels, tmp_path / "cuda")
-    compiled = start(GDN_CUDA_HOME=home).compile(kernel())
+    code = kernel(before="#include <cuda_bf16.h>\n")
+
+    def compile_both() -> list[dict[str, Any]]:
+        child = start(GDN_CUDA_HOME=home)
+        return [child.compile(code), child.compile(kernel())]
+
+    compiled = compile_both()
     edit(home / "include" / "cuda_bf16.hpp", "// edited\n")
-    edited = start(GDN_CUDA_HOME=home).compile(kernel())
-    assert edited["origin"] == "compiled"
-    assert edited["code_key"] == compiled["code_key"]
+    edited = compile_both()
+    assert [result["origin"] for result in edited] == ["compiled", "disk"]
+    assert edited[0]["code_key"] == compiled[0]["code_key"]
+
+
+def test_headers_that_nvcc_includes_by_itself_count(start: Start, tmp_path: Path, wheels: dict[str, Path]) -> None:
+    home = copy_cuda_home(wheels, tmp_path / "cuda")
+    compiler = home / "bin" / "nvcc"
+    compiler.parent.mkdir()
+    compiler.write_text(f'#!/bin/sh\nexec {nvcc()} "$@"\n')
+    compiler.chmod(0o755)
+
+    def compile_both() -> list[str]:
+        by_nvcc = start(GDN_JIT_USE_NVCC="1", GDN_JIT_NVCC=compiler).compile(kernel())
+        return [by_nvcc["origin"], start(GDN_CUDA_HOME=home).compile(kernel())["origin"]]
+
+    assert compile_both() == ["compiled", "compiled"]
+    assert compile_both() == ["disk", "disk"]
+    edit(home / "include" / "driver_types.h", "// edited\n")
+    assert compile_both() == ["compiled", "disk"]
 
 
 def test_a_moved_environment_keeps_its_cache(start: Start, library: Path, tmp_path: Path, wheels: dict[str, Path]) -> None:
