@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "selective_forward.hpp"
+#include "selective_lanes.hpp"
 #include "selective_prepare.hpp"
 #include "selective_segments_run.hpp"
 #include "selective_vectors.hpp"
@@ -28,6 +29,22 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
                                           .is_narrow = prepared.io != DType::f32 && is_narrow(in.B) && is_narrow(in.C),
                                           .states = in.state_size,
                                           .channels = i64{in.sequences} * in.dim};
+    const bool are_vectors_along_tokens = along_tokens && rows_are_aligned && in.length % 8 == 0 && has_vectors(in.B, packed) &&
+                                          has_vectors(in.C, packed) && in.B.n != 1 && in.C.n != 1;
+    if (problem.transition == Transition::exponential && !problem.is_complex && problem.is_narrow && !packed &&
+        in.delta_a.data == nullptr && are_vectors_along_tokens && problem.states <= SelectiveLanesConfig::kMostStates &&
+        in.sequences <= 65535)
+        if (const auto config =
+                selective_lanes_config(problem, in.dim, span, jit::device_traits(target.ordinal).multiprocessors))
+            return SelectiveLanes::run(*config,
+                                       {.in = in,
+                                        .out = results.out,
+                                        .last_state = results.last_state,
+                                        .states = results.states,
+                                        .io = prepared.io,
+                                        .input_times_delta = prepared.discretization == Discretization::mamba,
+                                        .span = span},
+                                       target);
     const Segments segments = split_forward(problem, split_problem(prepared), in.dim, span, jit::device_traits(target.ordinal),
                                             kSegmentsVariable.value());
     CallMemory memory(like);
