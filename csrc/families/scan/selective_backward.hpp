@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <gdn_cuda/kernels/scan/selective_backward/plan.cuh>
 #include <string>
 
@@ -33,6 +34,7 @@ inline constexpr std::array kSelectiveBackwardConfigurations = [] {
         return Config{transition, false, true, is_narrow, lanes, states};
     };
     return std::array{Config{exponential, true, true, true, 8, 2},
+                      varying_of(exponential, true, 8, 2),
                       varying_of(exponential, true, 4, 4),
                       varying_of(exponential, true, 8, 4),
                       varying_of(exponential, false, 4, 4),
@@ -61,6 +63,10 @@ inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackward
         (!config.only_varying ? any : config.group() > 16 ? wide : varying) = &config;
     }
     if (!problem.varies || varying == nullptr) return *any;
+    if (const char* text = std::getenv("GDN_SCAN_BACKWARD"); text != nullptr && *text == '1' && problem.is_narrow &&
+                                                             !problem.is_complex && problem.state_size <= 16 &&
+                                                             problem.transition == Transition::exponential)
+        return kSelectiveBackwardConfigurations[1];
     return problem.state_size > varying->group() && wide != nullptr ? *wide : *varying;
 }
 // Splitting sequences costs 20 % more instructions, as the states alone take few of them, and launches worth 4,000 tokens of a
@@ -71,7 +77,7 @@ inline Segments split_backward(const SelectiveBackwardProblem& problem, const Sp
     constexpr double kWaits = 2;
     const SelectiveBackwardConfig config = selective_backward_config(problem);
     const SplitLaunch launch{.blocks = problem.sequences * selective_backward_blocks(problem, config),
-                             .resident = SelectiveBackwardConfig::kMostBlocks,
+                             .resident = config.most_blocks(),
                              .waits = kWaits,
                              .work = SelectiveBackwardConfig::kThreads / static_cast<double>(config.lanes)};
     return choose_split(sizes, [&](int) { return launch; }, device.multiprocessors, kCost, wanted);

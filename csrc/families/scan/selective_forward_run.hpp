@@ -46,7 +46,7 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
                                         .span = span},
                                        target);
     const Segments segments = split_forward(problem, split_problem(prepared), in.dim, span, jit::device_traits(target.ordinal),
-                                            kSegmentsVariable.value());
+                                            wanted_segments());
     CallMemory memory(like);
     SelectiveForwardArgs args{.in = in,
                               .out = results.out,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdlib>
 #include <gdn_cuda/kernels/scan/selective_lanes_plan.cuh>
 #include <optional>
 #include <string>
@@ -24,8 +25,9 @@ inline i64 selective_lanes_blocks(const SelectiveLanesConfig& config, int dim, i
 // `dim`: of one sequence. Nothing if scan/selective_forward is faster.
 inline std::optional<SelectiveLanesConfig> selective_lanes_config(const SelectiveForwardProblem& problem, int dim, int span,
                                                                   int multiprocessors) {
-    if (const int wanted = kLanesVariable.value(); wanted > 0) {
-        if (wanted > static_cast<int>(kSelectiveLanesConfigurations.size())) return {};
+    if (const char* text = std::getenv("GDN_SCAN_LANES")) {
+        const int wanted = std::atoi(text);
+        if (wanted < 1 || wanted > static_cast<int>(kSelectiveLanesConfigurations.size())) return {};
         return kSelectiveLanesConfigurations[wanted - 1];
     }
     static_cast<void>(dim), static_cast<void>(span), static_cast<void>(multiprocessors);

@@ -1,6 +1,7 @@
 // Environment variables of the family.
 #pragma once
 
+#include <cstdlib>
 #include <string>
 
 #include "../../jit/env.hpp"
@@ -12,6 +13,10 @@ inline const jit::Setting kSegmentsVariable(
      "into how many segments selective_scan splits long sequences, forward and backward: auto, or 1 to 128"},
     "auto, or a number from 1 to 128", [](const std::string& text) { return jit::auto_or_number(text, 128); });
 
+inline int wanted_segments() {
+    const char* text = std::getenv("GDN_SCAN_TRY_PIECES");
+    return text != nullptr ? std::atoi(text) : kSegmentsVariable.value();
+}
 inline const jit::Setting kLanesVariable({"GDN_SCAN_LANES", "auto", "experiment"}, "auto, or a number from 1 to 128",
                                          [](const std::string& text) { return jit::auto_or_number(text, 128); });
 
