@@ -260,17 +260,6 @@ struct SelectiveLanes {
     }
 
     __device__ __forceinline__ void run() {
-        const i64 row = static_cast<i64>(sequence) * in.dim + first_channel;
-#pragma unroll 1
-        for (int i = threadIdx.x; i < Config::kMostStates * kChannels; i += Config::kThreads) {
-            const int n = i % Config::kMostStates, c = i / Config::kMostStates;
-            const bool is_state = n < in.state_size && c < channels;
-            const auto* A = static_cast<const float*>(in.A.data);
-            shared.rates[n][c] = is_state ? A[(first_channel + c) * in.A.group + n * in.A.n] * kLog2e : 0.f;
-            shared.states[n][c] = is_state && in.initial_state != nullptr
-                                      ? static_cast<const float*>(in.initial_state)[(row + c) * in.state_size + n]
-                                      : 0.f;
-        }
         const bool is_channel = channel < channels;
         const float bias = is_channel && in.delta_bias != nullptr ? in.delta_bias[first_channel + channel] : 0.f,
                     D = is_channel && in.D != nullptr ? in.D[first_channel + channel] : 0.f;
@@ -279,6 +268,17 @@ struct SelectiveLanes {
         fetch(shared.delta, in.delta, 0);
         fetch_coefficients(0, 0);
         cp_async_fence();
+        const i64 row = static_cast<i64>(sequence) * in.dim + first_channel;
+#pragma unroll 1
+        for (int group = 0; group < in.state_size; group += kGroup)
+#pragma unroll
+            for (int i = threadIdx.x; i < kGroup * kChannels; i += Config::kThreads) {
+                const int n = group + i % kGroup, c = i / kGroup;
+                const bool is_state = n < in.state_size && c < channels;
+                const auto *A = static_cast<const float*>(in.A.data), *x = static_cast<const float*>(in.initial_state);
+                shared.rates[n][c] = is_state ? A[(first_channel + c) * in.A.group + n * in.A.n] * kLog2e : 0.f;
+                shared.states[n][c] = is_state && x != nullptr ? x[(row + c) * in.state_size + n] : 0.f;
+            }
         int tile = 0, first = 0;
 #pragma unroll 1
         while (tile < in.length) {
