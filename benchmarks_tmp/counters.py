@@ -9,10 +9,10 @@ if sys.argv[1] == "calls":
         case = {c.shape: c for c in benches[operator].cases("cuda")}[shape]
         call = case.prepare().call
         torch.cuda.synchronize()
-        torch.cuda.nvtx.range_push(shape)
+        torch.cuda.cudart().cudaProfilerStart()
         call()
         torch.cuda.synchronize()
-        torch.cuda.nvtx.range_pop()
+        torch.cuda.cudart().cudaProfilerStop()
         del call, case
         torch.cuda.empty_cache()
     raise SystemExit
@@ -22,7 +22,7 @@ M = ("gpu__time_duration.sum,smsp__inst_executed.sum,smsp__issue_active.avg.pct_
 S = "barrier long_scoreboard short_scoreboard mio_throttle math_pipe_throttle wait not_selected dispatch_stall no_instruction lg_throttle branch_resolving membar selected sleeping drain".split()
 stall = {f"smsp__average_warps_issue_stalled_{s}_per_issue_active.ratio": s for s in S}
 names = sys.argv[1]
-command = ["ncu", "--clock-control", "none", "--csv", "--nvtx", "--nvtx-include", "regex:.*/", "--metrics", ",".join(M + list(stall)), "--kernel-name", f"regex:{names}",
+command = ["ncu", "--clock-control", "none", "--csv", "--profile-from-start", "off", "--metrics", ",".join(M + list(stall)), "--kernel-name", f"regex:{names}",
            sys.executable, __file__, "calls", *sys.argv[2:]]
 start = time.time()
 out = subprocess.run(command, capture_output=True, text=True)
