@@ -1,6 +1,7 @@
 // The grid of kernels whose channels are contiguous in memory (kernels/conv/causal_conv/channels_last_rows.cuh).
 #pragma once
 
+#include <cstdlib>
 #include <gdn_cuda/kernels/conv/causal_conv/plan.cuh>
 
 #include "../../launch/spec.hpp"
@@ -10,7 +11,8 @@ namespace gdn_cuda::conv {
 // Tokens per warp. The W - 1 rows before a segment are read twice, so segments are as long as leaves every SM warps to
 // spare. `channels`: per warp.
 inline constexpr int kShortestSegment = 8, kLongestSegment = 64;
-constexpr int column_segment(const CausalArgs& args, int channels, const jit::DeviceTraits& device) {
+inline int column_segment(const CausalArgs& args, int channels, const jit::DeviceTraits& device) {
+    if (const char* text = std::getenv("GDN_TRY_SEGMENT")) return std::atoi(text);
     constexpr i64 kManyWarps = 60;  // per SM, two to three times those that it holds
     const i64 groups = args.batches * ceil_div(args.channels, channels);
     int segment = kLongestSegment;
