@@ -14,9 +14,9 @@
 namespace gdn_cuda::scan {
 
 inline constexpr std::array kSelectiveLanesConfigurations{
-    SelectiveLanesConfig{8, 16, 1},  SelectiveLanesConfig{16, 8, 1}, SelectiveLanesConfig{16, 8, 2},
-    SelectiveLanesConfig{32, 8, 1},  SelectiveLanesConfig{32, 8, 2}, SelectiveLanesConfig{8, 8, 1},
-    SelectiveLanesConfig{16, 16, 1}, SelectiveLanesConfig{8, 16, 2}};
+    SelectiveLanesConfig{8, 16, 1, 4}, SelectiveLanesConfig{16, 8, 1, 4}, SelectiveLanesConfig{16, 8, 2, 4},
+    SelectiveLanesConfig{32, 8, 1, 4}, SelectiveLanesConfig{32, 8, 2, 4}, SelectiveLanesConfig{8, 16, 1, 2},
+    SelectiveLanesConfig{16, 8, 1, 2}, SelectiveLanesConfig{16, 8, 1, 8}};
 
 inline i64 selective_lanes_blocks(const SelectiveLanesConfig& config, int dim, int span) {
     return i64{dim} / span * ceil_div(span, config.channels());
@@ -40,7 +40,7 @@ struct SelectiveLanes {
                "selective scan, tokens spread over lanes: few channels or many states");
 
     static std::span<const Config> configurations() { return kSelectiveLanesConfigurations; }
-    static int threads(const Config&) { return Config::kThreads; }
+    static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
         return plan_bytes<kSelectiveLanesConfigurations, SelectiveLanesSharedPlan>(config);
     }

@@ -30,7 +30,7 @@ struct SelectiveLanes {
     using Vector = RawVector<8, true>;
     using InFlight = typename Shared::InFlight;
     static constexpr int kLanes = kConfig.lanes, kTokens = kConfig.tokens, kTile = kConfig.tile(), kGroup = Config::kGroup;
-    static constexpr int kChannels = kConfig.channels(), kAtOnce = kConfig.at_once, kVectors = kTokens / 8;
+    static constexpr int kThreads = kConfig.threads(), kChannels = kConfig.channels(), kAtOnce = kConfig.at_once, kVectors = kTokens / 8;
     static constexpr int kStride = 32 / kLanes;  // a channel's lanes are so far apart: adjacent lanes read the same B and C
     static constexpr int kRounds = kLanes == 8 ? 3 : kLanes == 16 ? 4 : 5;
     static_assert(kLanes == 1 << kRounds);
@@ -63,12 +63,12 @@ struct SelectiveLanes {
     __device__ __forceinline__ static void copy(InFlight& to, const char* from, bool exists) {
         cp_async_16_zfill(static_cast<unsigned>(__cvta_generic_to_shared(&to)), from, exists);
     }
-    __device__ __forceinline__ void fetch(InFlight (&to)[kVectors][Config::kThreads], const ChannelRows& x, int tile) const {
+    __device__ __forceinline__ void fetch(InFlight (&to)[kVectors][kThreads], const ChannelRows& x, int tile) const {
         const char* from = address(x, tile);
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) copy(to[i][threadIdx.x], from + 16 * i, i < vectors(tile));
     }
-    __device__ __forceinline__ void floats(float (&to)[kTokens], const InFlight (&from)[kVectors][Config::kThreads]) const {
+    __device__ __forceinline__ void floats(float (&to)[kTokens], const InFlight (&from)[kVectors][kThreads]) const {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
             float x[8];
@@ -133,7 +133,7 @@ struct SelectiveLanes {
     // ---- B and C
 
     // A thread's vectors of either are rows apart.
-    static constexpr int kVectorsOfRow = kTile / 8, kRowsApart = Config::kThreads / kVectorsOfRow;
+    static constexpr int kVectorsOfRow = kTile / 8, kRowsApart = kThreads / kVectorsOfRow;
     __device__ __forceinline__ static int own_row() { return static_cast<int>(threadIdx.x) / kVectorsOfRow; }
     __device__ __forceinline__ static int own_token() { return static_cast<int>(threadIdx.x) % kVectorsOfRow * 8; }
     template <class F>
@@ -272,7 +272,7 @@ struct SelectiveLanes {
 #pragma unroll 1
         for (int group = 0; group < in.state_size; group += kGroup)
 #pragma unroll
-            for (int i = threadIdx.x; i < kGroup * kChannels; i += Config::kThreads) {
+            for (int i = threadIdx.x; i < kGroup * kChannels; i += kThreads) {
                 const int n = group + i % kGroup, c = i / kGroup;
                 const bool is_state = n < in.state_size && c < channels;
                 const auto *A = static_cast<const float*>(in.A.data), *x = static_cast<const float*>(in.initial_state);
@@ -310,13 +310,13 @@ struct SelectiveLanes {
         }
         __syncthreads();
 #pragma unroll 1
-        for (int i = threadIdx.x; i < in.state_size * channels; i += Config::kThreads)
+        for (int i = threadIdx.x; i < in.state_size * channels; i += kThreads)
             static_cast<float*>(args.last_state)[row * in.state_size + i] = shared.states[i % in.state_size][i / in.state_size];
     }
 };
 
 template <SelectiveLanesConfig kConfig>
-__global__ void __launch_bounds__(SelectiveLanesConfig::kThreads, kConfig.blocks_per_multiprocessor())
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multiprocessor())
     selective_lanes(const __grid_constant__ SelectiveLanesArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<SelectiveLanesSharedPlan<kConfig>*>(memory);
