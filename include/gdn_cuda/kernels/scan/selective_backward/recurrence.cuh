@@ -68,8 +68,7 @@ struct BackwardRecurrence : BackwardBlock<kConfig> {
     // the rounded decays give the exact result.
     __device__ __forceinline__ static bool may_drift(const Poles& pole, float total) {
         // Complex states need two more passes, and gradients of 16 bits are rounded by up to 4e-3.
-        constexpr float kMost = kConfig.is_complex && kConfig.is_narrow ? 3e-4f : 5e-5f;
-        return pole.may_drift(total, kStateChunk, kMost);
+        return pole.may_drift(total, kStateChunk, Block::kCoarse ? 3e-4f : 5e-5f);
     }
     __device__ __forceinline__ void anchor(Own& own, int tokens) const {
         const LanePosition at = lane_position();
