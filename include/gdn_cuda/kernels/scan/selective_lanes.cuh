@@ -175,7 +175,8 @@ struct SelectiveLanes {
     __device__ __forceinline__ i64 state_at(i64 row, int n) const {
         return (row * in.dim + first_channel + channel) * in.state_size + n;
     }
-    // Advances kAtOnce states of a group through the tile.
+    // Advances kAtOnce states of a group through the tile. kKeeps: stores the states before chunks.
+    template <bool kKeeps>
     __device__ __forceinline__ void advance(int tile, int first, int n) {
         float decay[kAtOnce][kTokens], drive[kAtOnce][kTokens], rate[kAtOnce], x[kAtOnce], product[kAtOnce], start[kAtOnce];
 #pragma unroll
@@ -218,7 +219,7 @@ struct SelectiveLanes {
             if (lane > 0) start[s] += earlier;
             x[s] = start[s];
         }
-        if (args.states != nullptr && (tile + lane * kTokens) % kStateChunk == 0 && exists(tile)) {
+        if (kKeeps && (tile + lane * kTokens) % kStateChunk == 0 && exists(tile)) {
             const i64 chunks = (in.length + kStateChunk - 1) / kStateChunk,
                       row = sequence * chunks + (tile + lane * kTokens) / kStateChunk;
             float* to = static_cast<float*>(args.states) + state_at(row, first + n);
@@ -238,6 +239,11 @@ struct SelectiveLanes {
                     y[t + j] = fmaf(values[j], x[s], y[t + j]);
                 }
             }
+    }
+    template <bool kKeeps>
+    __device__ __forceinline__ void advance_group(int tile, int first) {
+#pragma unroll 1
+        for (int n = 0; n < kGroup; n += kAtOnce) advance<kKeeps>(tile, first, n);
     }
     // Calls `call` with each state of the group and its channel, of the warp's; lanes share them.
     template <class F>
@@ -299,8 +305,10 @@ struct SelectiveLanes {
             }
             cp_async_fence();
             __syncthreads();
-#pragma unroll 1
-            for (int n = 0; n < kGroup; n += kAtOnce) advance(tile, first, n);
+            if (args.states == nullptr)
+                advance_group<false>(tile, first);
+            else
+                advance_group<true>(tile, first);
             carry(first);
             if (is_last) {
                 cp_async_wait<1>();  // for z
