@@ -63,7 +63,7 @@ inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackward
         (!config.only_varying ? any : config.group() > 16 ? wide : varying) = &config;
     }
     if (!problem.varies || varying == nullptr) return *any;
-    if (const char* text = std::getenv("GDN_SCAN_BACKWARD"); text != nullptr && *text == '1' && problem.is_narrow &&
+    if (const char* text = std::getenv("GDN_TRY_BACKWARD"); text != nullptr && *text == '1' && problem.is_narrow &&
                                                              !problem.is_complex && problem.state_size <= 16 &&
                                                              problem.transition == Transition::exponential)
         return kSelectiveBackwardConfigurations[1];

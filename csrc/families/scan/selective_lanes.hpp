@@ -25,7 +25,7 @@ inline i64 selective_lanes_blocks(const SelectiveLanesConfig& config, int dim, i
 // `dim`: of one sequence. Nothing if scan/selective_forward is faster.
 inline std::optional<SelectiveLanesConfig> selective_lanes_config(const SelectiveForwardProblem& problem, int dim, int span,
                                                                   int multiprocessors) {
-    if (const char* text = std::getenv("GDN_SCAN_LANES")) {
+    if (const char* text = std::getenv("GDN_TRY_LANES")) {
         const int wanted = std::atoi(text);
         if (wanted < 1 || wanted > static_cast<int>(kSelectiveLanesConfigurations.size())) return {};
         return kSelectiveLanesConfigurations[wanted - 1];

@@ -14,10 +14,7 @@ inline const jit::Setting kSegmentsVariable(
     "auto, or a number from 1 to 128", [](const std::string& text) { return jit::auto_or_number(text, 128); });
 
 inline int wanted_segments() {
-    const char* text = std::getenv("GDN_SCAN_TRY_PIECES");
+    const char* text = std::getenv("GDN_TRY_PIECES");
     return text != nullptr ? std::atoi(text) : kSegmentsVariable.value();
 }
-inline const jit::Setting kLanesVariable({"GDN_SCAN_LANES", "auto", "experiment"}, "auto, or a number from 1 to 128",
-                                         [](const std::string& text) { return jit::auto_or_number(text, 128); });
-
 }  // namespace gdn_cuda::scan
