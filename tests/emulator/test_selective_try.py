@@ -1,0 +1,3 @@
+"""Temporary."""
+
+from selective_try_on_device import *  # noqa: F403
