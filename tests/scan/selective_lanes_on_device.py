@@ -10,6 +10,8 @@ from devices import Device
 from selective_inputs import equal_steps, model_inputs
 from selective_on_device import check, check_forward, inputs
 
+import gdn_cuda
+
 
 def plain(device: Device, seed: int, **form: Any) -> dict[str, Any]:
     x = inputs(device, seed, **{"dim": 19, "N": 16, "length": 200, "dtype": torch.bfloat16} | form)
@@ -40,6 +42,16 @@ def test_forms(name: str, bare: bool, groups: int, device: Device, seed: int) ->
 def test_equal_steps(rate: float, device: Device, seed: int) -> None:
     length = device.size(520, 16384)
     check_forward(device, equal_steps(plain(device, seed, batch=1, dim=3, N=3, length=length, bare=True), rate))
+
+
+@pytest.mark.parametrize("dim, N", [(20, 16), (40, 33), (40, 64)])
+def test_more_channels(dim: int, N: int, device: Device, seed: int) -> None:
+    """16 lanes a channel, and 8. The emulator has one multiprocessor."""
+    channels = device.size(dim, 100 * dim)
+    with torch.no_grad(), device.only("scan/selective_lanes", multiprocessors=1):
+        gdn_cuda.selective_scan(**plain(device, seed, batch=1, dim=channels, N=N, length=8))
+    for length in (136, 264):
+        check(device, plain(device, seed, batch=1, dim=channels, N=N, length=length), seed, multiprocessors=1)
 
 
 def test_a_layer_at_initialisation(device: Device, seed: int) -> None:

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <cstdlib>
 #include <gdn_cuda/kernels/conv/hyena_medium/plan.cuh>
 #include <string>
 
@@ -22,13 +21,12 @@ constexpr HyenaMediumConfig hyena_medium_config(const HyenaMediumProblem& proble
             .taps = problem.taps <= kHyenaMediumFewTaps ? kHyenaMediumFewTaps : kHyenaMediumMostTaps,
             .columns = problem.columns};
 }
-constexpr std::array<HyenaMediumConfig, 14> every_hyena_medium_configuration() {
-    std::array<HyenaMediumConfig, 14> all{};
+constexpr std::array<HyenaMediumConfig, 12> every_hyena_medium_configuration() {
+    std::array<HyenaMediumConfig, 12> all{};
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
         for (const int taps : {1, kHyenaMediumMostTaps})
             for (const bool columns : {false, true}) all[count++] = hyena_medium_config({io, taps, columns});
-    for (const int half : {2, 3}) all[count++] = {DType::bf16, kHyenaMediumFewTaps, true, half};
     return all;
 }
 inline constexpr std::array kHyenaMediumConfigurations = every_hyena_medium_configuration();
@@ -53,10 +51,7 @@ struct HyenaMedium {
     // vectors, elements are loaded one by one.
     static Config config_on(HyenaMediumProblem problem, const jit::DeviceTraits& device) {
         problem.columns = problem.columns && shared_bytes(hyena_medium_config(problem)) <= device.shared_bytes_per_block;
-        HyenaMediumConfig config = hyena_medium_config(problem);
-        if (const char* text = std::getenv("GDN_TRY_HALF"); text != nullptr && config.columns && config.few_taps() && config.io == DType::bf16)
-            config.half = std::atoi(text);
-        return config;
+        return hyena_medium_config(problem);
     }
     // The tokens before a segment are read twice: at most a quarter of its length.
     static HyenaSplit split(i64 rows, i64 tokens, int taps, const jit::DeviceTraits& device) {

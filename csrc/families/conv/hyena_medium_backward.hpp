@@ -14,14 +14,12 @@ constexpr HyenaMediumBackwardConfig hyena_medium_backward_config(const HyenaMedi
     return {.io = forward.io, .taps = forward.taps, .columns = forward.columns && fits};
 }
 constexpr auto every_hyena_medium_backward_configuration() {
-    std::array<HyenaMediumBackwardConfig, 12> all{};
+    std::array<HyenaMediumBackwardConfig, 11> all{};
     int count = 0;
     for (const HyenaMediumConfig& each : kHyenaMediumConfigurations) {
-        if (each.half > 0) continue;
         const auto config = hyena_medium_backward_config({each.io, each.taps, each.columns});
         if (config.columns == each.columns) all[count++] = config;
     }
-    all[count++] = {DType::bf16, kHyenaMediumFewTaps, true, 2};
     return all;
 }
 inline constexpr auto kHyenaMediumBackwardConfigurations = every_hyena_medium_backward_configuration();
@@ -40,10 +38,7 @@ struct HyenaMediumBackward {
     static Config config_on(HyenaMediumProblem problem, const jit::DeviceTraits& device) {
         problem.columns =
             problem.columns && shared_bytes(hyena_medium_backward_config(problem)) <= device.shared_bytes_per_block;
-        HyenaMediumBackwardConfig config = hyena_medium_backward_config(problem);
-        if (const char* text = std::getenv("GDN_TRY_HALF"); text != nullptr && config.columns && problem.io == DType::bf16 && problem.taps <= 128)
-            config.half = std::atoi(text) > 0 ? 2 : 0;
-        return config;
+        return hyena_medium_backward_config(problem);
     }
     static i64 rows_of(const Config& config, i64 batches, i64 channels) {
         return batches * (config.columns ? ceil_div(channels, config.warps()) * config.warps() : channels);

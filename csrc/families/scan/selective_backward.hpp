@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <gdn_cuda/kernels/scan/selective_backward/plan.cuh>
 #include <string>
 
@@ -34,7 +33,6 @@ inline constexpr std::array kSelectiveBackwardConfigurations = [] {
         return Config{transition, false, true, is_narrow, lanes, states};
     };
     return std::array{Config{exponential, true, true, true, 8, 2},
-                      varying_of(exponential, true, 8, 2),
                       varying_of(exponential, true, 4, 4),
                       varying_of(exponential, true, 8, 4),
                       varying_of(exponential, false, 4, 4),
@@ -63,10 +61,6 @@ inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackward
         (!config.only_varying ? any : config.group() > 16 ? wide : varying) = &config;
     }
     if (!problem.varies || varying == nullptr) return *any;
-    if (const char* text = std::getenv("GDN_TRY_BACKWARD"); text != nullptr && *text == '1' && problem.is_narrow &&
-                                                             !problem.is_complex && problem.state_size <= 16 &&
-                                                             problem.transition == Transition::exponential)
-        return kSelectiveBackwardConfigurations[1];
     return problem.state_size > varying->group() && wide != nullptr ? *wide : *varying;
 }
 // Splitting sequences costs 20 % more instructions, as the states alone take few of them, and launches worth 4,000 tokens of a

@@ -29,13 +29,13 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
                                           .is_narrow = prepared.io != DType::f32 && is_narrow(in.B) && is_narrow(in.C),
                                           .states = in.state_size,
                                           .channels = i64{in.sequences} * in.dim};
-    const bool are_vectors_along_tokens = along_tokens && rows_are_aligned && in.length % 8 == 0 && has_vectors(in.B, packed) &&
-                                          has_vectors(in.C, packed) && in.B.n != 1 && in.C.n != 1;
-    if (problem.transition == Transition::exponential && !problem.is_complex && problem.is_narrow && !packed &&
-        in.delta_a.data == nullptr && are_vectors_along_tokens && problem.states <= SelectiveLanesConfig::kMostStates &&
-        in.sequences <= 65535)
-        if (const auto config =
-                selective_lanes_config(problem, in.dim, span, jit::device_traits(target.ordinal).multiprocessors))
+    const Segments segments = split_forward(problem, split_problem(prepared), in.dim, span, jit::device_traits(target.ordinal),
+                                            kSegmentsVariable.value());
+    const auto are_vectors_along_tokens = [&](const Coefficients& x) { return x.n != 1 && has_vectors(x, packed); };
+    if (problem.transition == Transition::exponential && !problem.is_complex && problem.is_narrow && along_tokens &&
+        rows_are_aligned && in.length % 8 == 0 && in.delta_a.data == nullptr && are_vectors_along_tokens(in.B) &&
+        are_vectors_along_tokens(in.C) && segments.count == 1 && in.sequences <= 65535)
+        if (const auto config = selective_lanes_config(problem, jit::device_traits(target.ordinal).multiprocessors))
             return SelectiveLanes::run(*config,
                                        {.in = in,
                                         .out = results.out,
@@ -45,8 +45,6 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
                                         .input_times_delta = prepared.discretization == Discretization::mamba,
                                         .span = span},
                                        target);
-    const Segments segments = split_forward(problem, split_problem(prepared), in.dim, span, jit::device_traits(target.ordinal),
-                                            wanted_segments());
     CallMemory memory(like);
     SelectiveForwardArgs args{.in = in,
                               .out = results.out,

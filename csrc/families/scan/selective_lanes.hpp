@@ -2,37 +2,28 @@
 #pragma once
 
 #include <array>
-#include <cstdlib>
 #include <gdn_cuda/kernels/scan/selective_lanes_plan.cuh>
 #include <optional>
 #include <string>
 
 #include "../../launch/spec.hpp"
 #include "selective_forward.hpp"
-#include "variables.hpp"
 
 namespace gdn_cuda::scan {
 
 inline constexpr std::array kSelectiveLanesConfigurations{
-    SelectiveLanesConfig{8, 16, 1, 4}, SelectiveLanesConfig{16, 8, 1, 4}, SelectiveLanesConfig{16, 8, 2, 4},
-    SelectiveLanesConfig{32, 8, 1, 4}, SelectiveLanesConfig{32, 8, 2, 4}, SelectiveLanesConfig{8, 16, 1, 2},
-    SelectiveLanesConfig{16, 8, 1, 2}, SelectiveLanesConfig{16, 8, 1, 8}};
+    SelectiveLanesConfig{.lanes = 8, .tokens = 16, .at_once = 1, .warps = 4},
+    SelectiveLanesConfig{.lanes = 16, .tokens = 8, .at_once = 1, .warps = 4},
+    SelectiveLanesConfig{.lanes = 32, .tokens = 8, .at_once = 2, .warps = 4}};
 
-inline i64 selective_lanes_blocks(const SelectiveLanesConfig& config, int dim, int span) {
-    return i64{dim} / span * ceil_div(span, config.channels());
-}
-
-// `dim`: of one sequence. Nothing if scan/selective_forward is faster.
-inline std::optional<SelectiveLanesConfig> selective_lanes_config(const SelectiveForwardProblem& problem, int dim, int span,
-                                                                  int multiprocessors) {
-    if (const char* text = std::getenv("GDN_TRY_LANES")) {
-        const int wanted = std::atoi(text);
-        if (wanted < 1 || wanted > static_cast<int>(kSelectiveLanesConfigurations.size())) return {};
-        return kSelectiveLanesConfigurations[wanted - 1];
-    }
-    static_cast<void>(dim), static_cast<void>(span), static_cast<void>(multiprocessors);
-    if (problem.states > 16) return kSelectiveLanesConfigurations[0];
-    return {};
+// Nothing where scan/selective_forward is faster: with many channels and up to 16 states, which take one pass there. The fewer
+// lanes a channel has, the fewer instructions it takes; more lanes give more warps.
+inline std::optional<SelectiveLanesConfig> selective_lanes_config(const SelectiveForwardProblem& problem, int multiprocessors) {
+    if (problem.states > SelectiveLanesConfig::kMostStates) return {};
+    const i64 channels = problem.channels / multiprocessors;
+    if (channels < 14) return kSelectiveLanesConfigurations[2];
+    if (channels < 24) return kSelectiveLanesConfigurations[1];
+    return problem.states > 16 ? std::optional(kSelectiveLanesConfigurations[0]) : std::nullopt;
 }
 
 struct SelectiveLanes {
@@ -46,11 +37,12 @@ struct SelectiveLanes {
     }
 
     static void run(const Config& config, const Args& args, const Target& target) {
-        launch<SelectiveLanes>(config, args, {selective_lanes_blocks(config, args.in.dim, args.span), args.in.sequences, 1}, target,
-                               [&](const auto&) {
-                                   return fmt::format("{} lanes with {} tokens each; sequences are not split", config.lanes,
-                                                      config.tokens);
-                               });
+        const i64 blocks = i64{args.in.dim} / args.span * ceil_div(args.span, config.channels());
+        launch<SelectiveLanes>(config, args, {blocks, args.in.sequences, 1}, target, [&](const auto& traits) {
+            return fmt::format("{} channels for {} multiprocessors, {} states: {} lanes a channel with {} tokens each",
+                               i64{args.in.sequences} * args.in.dim, traits.multiprocessors, args.in.state_size, config.lanes,
+                               config.tokens);
+        });
     }
 };
 

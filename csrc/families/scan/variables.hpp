@@ -1,7 +1,6 @@
 // Environment variables of the family.
 #pragma once
 
-#include <cstdlib>
 #include <string>
 
 #include "../../jit/env.hpp"
@@ -13,8 +12,4 @@ inline const jit::Setting kSegmentsVariable(
      "into how many segments selective_scan splits long sequences, forward and backward: auto, or 1 to 128"},
     "auto, or a number from 1 to 128", [](const std::string& text) { return jit::auto_or_number(text, 128); });
 
-inline int wanted_segments() {
-    const char* text = std::getenv("GDN_TRY_PIECES");
-    return text != nullptr ? std::atoi(text) : kSegmentsVariable.value();
-}
 }  // namespace gdn_cuda::scan

@@ -14,7 +14,6 @@ namespace gdn_cuda::scan {
 template <SelectiveBackwardSumsConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads)
     selective_backward_sums(const __grid_constant__ SelectiveBackwardSumsArgs args) {
-    constexpr int kAtOnce = 16;  // loads in flight: few threads do not hide the latency otherwise
     const PartialSums& sums = args.each[blockIdx.y];
     const i64 step = static_cast<i64>(gridDim.x) * kConfig.threads, count = sums.sums();
     const i64 partial_stride = count / sums.columns * sums.pitch;  // distance of two partials
@@ -23,14 +22,8 @@ __global__ void __launch_bounds__(kConfig.threads)
         const int column = static_cast<int>(i - line * sums.columns);
         const float* from = sums.from + line * sums.pitch + column;
         float sum = 0.f;
-#pragma unroll 1
-        for (int first = 0; first < sums.partials; first += kAtOnce) {
-            float x[kAtOnce];
-#pragma unroll
-            for (int k = 0; k < kAtOnce; ++k) x[k] = first + k < sums.partials ? from[(first + k) * partial_stride] : 0.f;
-#pragma unroll
-            for (const float each : x) sum += each;
-        }
+#pragma unroll 8
+        for (int partial = 0; partial < sums.partials; ++partial) sum += from[partial * partial_stride];
         const i64 token = line % sums.tokens;
         line /= sums.tokens;
         const i64 group = line % sums.groups, row = line / sums.groups;

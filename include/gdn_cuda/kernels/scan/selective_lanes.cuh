@@ -1,12 +1,12 @@
-// scan/selective_lanes: selective_scan as scan/selective_forward computes it, for few channels or many states: tokens are spread
-// over the lanes of a channel, instead of states. For real exponential decays and 16-bit tensors along tokens, in whole aligned
-// vectors.
+// scan/selective_lanes: selective_scan as scan/selective_forward computes it, for few channels or many states: tokens are
+// spread over the lanes of a channel, instead of states. For real exponential decays and 16-bit tensors along tokens, in whole
+// aligned vectors.
 //
 // A block of 128 threads iterates over the tiles of a sequence, for 4 to 16 channels. A lane has 8 or 16 consecutive tokens of
 // a channel and keeps their steps, inputs and Σ C x in registers. For each state it computes decays and drives of its tokens
 // and the state that they make of zero; a scan over the channel's lanes gives the state before each lane's tokens, and the lane
-// advances it through them. B and C of the tile are in shared memory, 16 states at a time. Loads of the next 16, and of the next
-// tile, are in flight meanwhile.
+// advances it through them. B and C of the tile are in shared memory, 16 states at a time. Loads of the next 16, and of the
+// next tile, are in flight meanwhile.
 //
 // The state before a tile decays over the tile by the exponential of the sum of its steps, so rounding does not add up.
 //
@@ -30,7 +30,8 @@ struct SelectiveLanes {
     using Vector = RawVector<8, true>;
     using InFlight = typename Shared::InFlight;
     static constexpr int kLanes = kConfig.lanes, kTokens = kConfig.tokens, kTile = kConfig.tile(), kGroup = Config::kGroup;
-    static constexpr int kThreads = kConfig.threads(), kChannels = kConfig.channels(), kAtOnce = kConfig.at_once, kVectors = kTokens / 8;
+    static constexpr int kThreads = kConfig.threads(), kChannels = kConfig.channels(), kAtOnce = kConfig.at_once,
+                         kVectors = kTokens / 8;
     static constexpr int kStride = 32 / kLanes;  // a channel's lanes are so far apart: adjacent lanes read the same B and C
     static constexpr int kRounds = kLanes == 8 ? 3 : kLanes == 16 ? 4 : 5;
     static_assert(kLanes == 1 << kRounds);
@@ -39,16 +40,14 @@ struct SelectiveLanes {
     const SelectiveInputs& in;
     Shared& shared;
     int sequence, first_channel, channels;
-    int channel, lane;  // this thread's
+    int channel, lane;                // this thread's
     const char* own_coefficients[2];  // its first vectors of B and C
 
     float step[kTokens], input[kTokens], y[kTokens];
     // Sums of steps: of this lane and the 2^k − 1 before it; of all lanes before it.
     float sums[kRounds], before;
 
-    __device__ __forceinline__ bool exists(int tile) const {
-        return channel < channels && tile + lane * kTokens < in.length;
-    }
+    __device__ __forceinline__ bool exists(int tile) const { return channel < channels && tile + lane * kTokens < in.length; }
 
     // ---- Elements. Vectors of a lane beyond the sequence's end do not exist: `in.length` is a multiple of eight.
 
@@ -142,8 +141,7 @@ struct SelectiveLanes {
         for (int which = 0; which < 2; ++which)
 #pragma unroll
             for (int n = 0; n < kGroup; n += kRowsApart)
-                call(which, own_row() + n,
-                     shared.coefficients_in_flight[(which * kGroup + n) / kRowsApart][threadIdx.x]);
+                call(which, own_row() + n, shared.coefficients_in_flight[(which * kGroup + n) / kRowsApart][threadIdx.x]);
     }
     __device__ __forceinline__ const char* coefficients(const Coefficients& x) const {
         return static_cast<const char*>(x.data) +

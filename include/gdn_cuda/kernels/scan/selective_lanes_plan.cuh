@@ -18,7 +18,9 @@ struct SelectiveLanesConfig {
     GDN_HOST_DEVICE constexpr int channels() const { return threads() / lanes; }
     GDN_HOST_DEVICE constexpr int tile() const { return lanes * tokens; }
     // Blocks an SM for which registers are limited.
-    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const { return (tokens == 16 ? 16 : at_once == 1 ? 24 : 20) / warps; }
+    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const {
+        return (tokens == 16 ? 16 : at_once == 1 ? 24 : 20) / warps;
+    }
 
     GDN_FIELDS(lanes, tokens, at_once, warps)
 };
@@ -49,7 +51,7 @@ struct SelectiveLanesArgs {
     void* states = nullptr;      // (chunk, channel, n), the state before each chunk; null: not kept
     DType io = DType::bf16;
     bool input_times_delta = true;  // false: dirac
-    int span = 0;                   // consecutive channels that read the same groups of B and C; a block does not cross its multiples
+    int span = 0;  // consecutive channels that read the same groups of B and C; a block does not cross its multiples
 };
 
 }  // namespace gdn_cuda::scan

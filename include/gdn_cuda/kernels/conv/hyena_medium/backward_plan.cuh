@@ -11,20 +11,19 @@ struct HyenaMediumBackwardConfig {
     DType io;
     int taps;
     bool columns;
-    int half = 0;
 
     constexpr bool operator==(const HyenaMediumBackwardConfig&) const = default;
 
-    GDN_FIELDS(io, taps, columns, half)
+    GDN_FIELDS(io, taps, columns)
 
-    GDN_HOST_DEVICE constexpr HyenaMediumConfig forward() const { return {.io = io, .taps = taps, .columns = columns, .half = half}; }
+    GDN_HOST_DEVICE constexpr HyenaMediumConfig forward() const { return {.io = io, .taps = taps, .columns = columns}; }
     // Warps per block: its contiguous channels, or as many as leave its shared memory small enough for every GPU.
     GDN_HOST_DEVICE constexpr int warps() const { return columns ? forward().warps() : forward().few_taps() ? 4 : 2; }
     GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps(); }
     // Blocks per SM, from which ptxas derives the registers of a thread.
     GDN_HOST_DEVICE constexpr int blocks_of_sm() const {
         const int warps_of_sm = io == DType::f32 ? 8 : forward().few_taps() ? 16 : 12;
-        return columns ? half > 0 ? half : 1 : warps_of_sm / warps();
+        return columns ? 1 : warps_of_sm / warps();
     }
 };
 

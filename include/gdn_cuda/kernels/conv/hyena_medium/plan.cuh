@@ -13,11 +13,10 @@ struct HyenaMediumConfig {
     DType io;      // dtype of x1, x2, v, y
     int taps;      // the most taps
     bool columns;  // channels are contiguous in memory, in whole vectors
-    int half = 0;   // blocks have half a sector of channels, and an SM so many blocks
 
     constexpr bool operator==(const HyenaMediumConfig&) const = default;
 
-    GDN_FIELDS(io, taps, columns, half)
+    GDN_FIELDS(io, taps, columns)
 
     GDN_HOST_DEVICE constexpr bool few_taps() const { return taps <= kHyenaMediumFewTaps; }
     // bf16 parts of u and of taps. With bf16 tensors taps have one part, as their rounding does not show in the results.
@@ -25,13 +24,13 @@ struct HyenaMediumConfig {
     GDN_HOST_DEVICE constexpr int tap_parts() const { return io == DType::bf16 ? 1 : parts(); }
     // Warps per block: its contiguous channels, or as many as leave its shared memory small enough for every GPU.
     GDN_HOST_DEVICE constexpr int warps() const {
-        if (columns) return hyena_columns(io, few_taps() && half == 0);
+        if (columns) return hyena_columns(io, few_taps());
         return io == DType::f32 && !few_taps() ? 2 : 4;
     }
     GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps(); }
     // Blocks per SM, from which ptxas derives the registers of a thread.
     GDN_HOST_DEVICE constexpr int blocks_of_sm() const {
-        if (columns) return half > 0 ? half : 1;
+        if (columns) return 1;
         return io == DType::f32 ? few_taps() ? 2 : 3 : 4;
     }
     // Units of 8 tokens in shared memory: the 64 of a tile, and those before it that its first row needs.

@@ -1,3 +1,0 @@
-"""Temporary."""
-
-from selective_try_on_device import *  # noqa: F403
