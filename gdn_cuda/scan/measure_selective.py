@@ -234,6 +234,15 @@ sanitizes("selective_forward")(partial(_small_calls, False))
 sanitizes("selective_backward", "selective_backward_sums")(partial(_small_calls, True))
 
 
+@sanitizes("selective_lanes")
+def _lanes_calls() -> None:
+    """Few channels and many states, whole and partial tiles."""
+    for dtype in (torch.bfloat16, torch.float16):
+        for N, length in ((3, 8), (16, 136), (16, 512), (64, 264)):
+            x = layer_inputs("cuda", Shape(2, 37, length, N, dtype))
+            _differentiated(True, **x, initial_state=draw(2, 37, N), delta_softplus=True)
+
+
 def _long_calls(backward: bool) -> None:
     """So few channels that sequences are split into segments."""
     for layout in ("tokens", "transposed"):

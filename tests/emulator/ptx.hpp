@@ -83,6 +83,10 @@ void ptx(Operands&&... operands) {
     if constexpr (kText == "") {  // hides a value from the optimizer
     } else if constexpr (kText == "ex2.approx.ftz.f32 %0, %1;") {
         run([](float& y, float x) { y = without_subnormals(exp2f(without_subnormals(x))); });
+    } else if constexpr (kText == "sin.approx.ftz.f32 %0, %1;") {
+        run([](float& y, float x) { y = without_subnormals(sinf(without_subnormals(x))); });
+    } else if constexpr (kText == "cos.approx.ftz.f32 %0, %1;") {
+        run([](float& y, float x) { y = without_subnormals(cosf(without_subnormals(x))); });
     } else if constexpr (kText == "rcp.approx.ftz.f32 %0, %1;") {
         run([](float& y, float x) { y = without_subnormals(1 / without_subnormals(x)); });
     } else if constexpr (kText == "sqrt.approx.ftz.f32 %0, %1;") {

@@ -120,6 +120,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
         "scan/selective_backward",
         "scan/selective_backward_sums",
     ),
+    "test_selective_lanes.py::test_forms[mamba-False-3]": ("scan/selective_lanes", "scan/selective_backward"),
     "test_selective_segments.py::test_slices_and_mixed_layouts[tokens]": ("scan/selective_pieces", "scan/selective_starts"),
     "test_selective_summary.py::test_what_has_decayed_is_not_read[7-tokens-None-False]": ("scan/selective_summary",),
     "test_uncovered_zeros.py::test_tokens_of_no_sequence[tokens-offsets1]": ("common/uncovered_zeros",),

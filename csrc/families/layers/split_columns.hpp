@@ -36,7 +36,8 @@ struct SplitColumns {
     static int shared_bytes(const Config&) { return 0; }
     static void run(DType io, Args args, const Target& target) {
         const Config config = split_columns_config(io, args.heads, has_sequences(args.conv.sequences));
-        args.conv.segment = conv::column_segment(args.conv, config.channels(), jit::device_traits(target.ordinal));
+        args.conv.segment =
+            conv::column_segment(args.conv, config.channels(), jit::device_traits(target.ordinal), conv::kLongestOfFewTaps);
         const Blocks grid = with_gates(args, conv::column_blocks(args.conv, args.conv.segment, config), config.threads());
         if (grid[0] == 0) return;
         launch<SplitColumns>(config, args, grid, target, [&](const auto&) {

@@ -32,7 +32,8 @@ inline constexpr std::array kSelectiveBackwardConfigurations = [] {
     constexpr auto varying_of = [](Transition transition, bool is_narrow, int lanes, int states) {
         return Config{transition, false, true, is_narrow, lanes, states};
     };
-    return std::array{varying_of(exponential, true, 4, 4),
+    return std::array{Config{exponential, true, true, true, 8, 2},
+                      varying_of(exponential, true, 4, 4),
                       varying_of(exponential, true, 8, 4),
                       varying_of(exponential, false, 4, 4),
                       varying_of(exponential, false, 8, 4),
@@ -60,7 +61,7 @@ inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackward
         (!config.only_varying ? any : config.group() > 16 ? wide : varying) = &config;
     }
     if (!problem.varies || varying == nullptr) return *any;
-    return problem.state_size > varying->group() ? *wide : *varying;
+    return problem.state_size > varying->group() && wide != nullptr ? *wide : *varying;
 }
 // Splitting sequences costs 20 % more instructions, as the states alone take few of them, and launches worth 4,000 tokens of a
 // channel on an SM of an H200.
@@ -70,7 +71,7 @@ inline Segments split_backward(const SelectiveBackwardProblem& problem, const Sp
     constexpr double kWaits = 2;
     const SelectiveBackwardConfig config = selective_backward_config(problem);
     const SplitLaunch launch{.blocks = problem.sequences * selective_backward_blocks(problem, config),
-                             .resident = SelectiveBackwardConfig::kMostBlocks,
+                             .resident = config.most_blocks(),
                              .waits = kWaits,
                              .work = SelectiveBackwardConfig::kThreads / static_cast<double>(config.lanes)};
     return choose_split(sizes, [&](int) { return launch; }, device.multiprocessors, kCost, wanted);

@@ -83,6 +83,11 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     args.partials_B = static_cast<int>(in.B.varies ? blocks / in.B.groups : 1);
     args.partials_C = static_cast<int>(in.C.varies ? blocks / in.C.groups : 1);
 
+    SelectiveBackwardSumsArgs sums;  // of the last launch; those over all launches join them
+    const auto add_up = [&] {
+        SelectiveBackwardSums::run(sums, target);
+        sums.count = 0;
+    };
     for (int first_state = 0; first_state < in.state_size; first_state += config.group()) {
         args.first_state = first_state;
         args.first_pass = first_state == 0;
@@ -93,9 +98,9 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
             args.first_sequence = static_cast<int>(first);
             args.rows = static_cast<int>(packed ? 1 : sequences);
             args.first_row = static_cast<int>(packed ? 0 : first);
+            add_up();
             SelectiveBackward::run(problem, segments, args, sequences, target);
             if (packed && first + sequences < in.sequences) continue;  // later sequences add to the same row
-            SelectiveBackwardSumsArgs sums;
             const auto varying_sums = [&](const float* from, const Coefficients& gradient, int partials) {
                 Coefficients part = gradient;
                 const i64 number = args.first_row * part.batch + first_state * part.n;
@@ -111,10 +116,8 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
             };
             if (in.B.varies) varying_sums(args.dB, to.B, args.partials_B);
             if (in.C.varies) varying_sums(args.dC, to.C, args.partials_C);
-            SelectiveBackwardSums::run(sums, target);
         }
     }
-    SelectiveBackwardSumsArgs sums;
     const auto constant_sums = [&](const float* from, const Coefficients& gradient, i64 row) {
         SelectiveBackwardSums::add(sums, {.from = from,
                                           .to = gradient,
@@ -131,7 +134,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     if (!in.C.varies) constant_sums(args.dC_constant, to.C, in.state_size * parts);
     channel_sums(args.dD, to.D);
     channel_sums(args.ddelta_bias, to.delta_bias);
-    SelectiveBackwardSums::run(sums, target);
+    add_up();
 }
 
 }  // namespace gdn_cuda::scan

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "selective_forward.hpp"
+#include "selective_lanes.hpp"
 #include "selective_prepare.hpp"
 #include "selective_segments_run.hpp"
 #include "selective_vectors.hpp"
@@ -30,6 +31,20 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
                                           .channels = i64{in.sequences} * in.dim};
     const Segments segments = split_forward(problem, split_problem(prepared), in.dim, span, jit::device_traits(target.ordinal),
                                             kSegmentsVariable.value());
+    const auto are_vectors_along_tokens = [&](const Coefficients& x) { return x.n != 1 && has_vectors(x, packed); };
+    if (problem.transition == Transition::exponential && !problem.is_complex && problem.is_narrow && along_tokens &&
+        rows_are_aligned && in.length % 8 == 0 && in.delta_a.data == nullptr && are_vectors_along_tokens(in.B) &&
+        are_vectors_along_tokens(in.C) && segments.count == 1 && in.sequences <= 65535)
+        if (const auto config = selective_lanes_config(problem, jit::device_traits(target.ordinal).multiprocessors))
+            return SelectiveLanes::run(*config,
+                                       {.in = in,
+                                        .out = results.out,
+                                        .last_state = results.last_state,
+                                        .states = results.states,
+                                        .io = prepared.io,
+                                        .input_times_delta = prepared.discretization == Discretization::mamba,
+                                        .span = span},
+                                       target);
     CallMemory memory(like);
     SelectiveForwardArgs args{.in = in,
                               .out = results.out,

@@ -69,7 +69,7 @@ TEST(SelectiveBackwardHeuristic, TakesLanesWhereThereAreManyStatesAndBAndCVary) 
 }
 
 TEST(SelectiveBackwardHeuristic, FitsEveryGpuAndADozenConfigurations) {
-    EXPECT_LE(kSelectiveBackwardConfigurations.size(), 12);
+    EXPECT_LE(kSelectiveBackwardConfigurations.size(), 13);  // complex states of 16-bit tensors are the 13th
     for (const SelectiveBackwardConfig& config : kSelectiveBackwardConfigurations) {
         EXPECT_LE(SelectiveBackward::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);
         EXPECT_GT(SelectiveBackward::shared_bytes(config), 0) << to_text(config);

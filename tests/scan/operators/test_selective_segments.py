@@ -26,17 +26,17 @@ def launches(shape: Shape, backward: bool, **more: Any) -> list[Any]:
 
 def segments(shape: Shape, backward: bool = False, **more: Any) -> tuple[int, int]:
     """How many segments, and their tokens, as the kernel's launch says; (1, 0): not split."""
-    name = f"scan/selective_{'backward' if backward else 'forward'}"
+    names = ["scan/selective_backward"] if backward else ["scan/selective_forward", "scan/selective_lanes"]
     steps = launches(shape, backward, **more)
     found = [
         (i, re.search(r"split into (\d+) segments of (\d+) tokens", s["reason"]))
         for i, s in enumerate(steps)
-        if s["kernel"] == name
+        if s["kernel"] in names
     ]
     for i, match in found:
         before = [s["kernel"] for s in steps[:i]][-2:]
         assert (before == ["scan/selective_pieces", "scan/selective_starts"]) == bool(match)
-        assert match or "sequences are not split" in steps[i]["reason"]
+        assert match or "sequences are not split" in steps[i]["reason"] or steps[i]["kernel"] == "scan/selective_lanes"
     assert len(found) == 1
     match = found[0][1]
     return (int(match[1]), int(match[2])) if match else (1, 0)

@@ -86,6 +86,18 @@ __device__ __forceinline__ float silu_fast(float x) {
     return x * reciprocal_fast(1.f + exp2_fast(-x * kLog2e));
 }
 
+// For |x| <= π, with an error of 5e-7.
+__device__ __forceinline__ float sine_fast(float x) {
+    float y;
+    asm("sin.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float cosine_fast(float x) {
+    float y;
+    asm("cos.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // sine, cosine = √2 sin π f, √2 cos π f for |f| <= ½, by minimax polynomials with an error of 2e-7. So cos 2π f = 1 − sine² and
 // sin 2π f = sine × cosine.
 __device__ __forceinline__ void sincos_half_turns(float f, float& sine, float& cosine) {
@@ -144,11 +156,12 @@ struct ExactSum {
     }
 };
 
-template <Transition kTransition, bool kComplex>
+// kCoarse: for tensors of 16 bits; complex exponentials take the special function unit's sine and cosine, with errors of 5e-7.
+template <Transition kTransition, bool kComplex, bool kCoarse = false>
 struct Pole;
 
-template <Transition kTransition>
-struct Pole<kTransition, false> {
+template <Transition kTransition, bool kCoarse>
+struct Pole<kTransition, false, kCoarse> {
     static constexpr bool kRelative = kTransition == Transition::bilinear || kTransition == Transition::s7;
     static constexpr bool kFollowsSteps = !kRelative;  // the decay over many steps depends on their sum alone
 
@@ -198,8 +211,8 @@ struct Pole<kTransition, false> {
     }
 };
 
-template <Transition kTransition>
-struct Pole<kTransition, true> {
+template <Transition kTransition, bool kCoarse>
+struct Pole<kTransition, true, kCoarse> {
     static constexpr bool kRelative = kTransition == Transition::bilinear, kFollowsSteps = !kRelative;
     using Complex = ComplexNumber<float>;
 
@@ -219,6 +232,13 @@ struct Pole<kTransition, true> {
     }
     // e^(δA)
     __device__ __forceinline__ Complex power(float delta) const {
+        if constexpr (kCoarse) {
+            // Rounded by an addition: the unit that rounds is the one of sines. Beyond 4e6 turns δA is rounded to turns anyway.
+            constexpr float kRounds = 12582912.f, kTurn = 6.28318531f;
+            const float whole = fmaf(delta, turns, kRounds) - kRounds;
+            const float angle = fmaf(delta, residual, fmaf(delta, turns, -whole)) * kTurn, size = exp2_fast(delta * rate);
+            return {size * cosine_fast(angle), size * sine_fast(angle)};
+        }
         float sine, cosine;
         sincos(delta, sine, cosine);
         const float size = exp2_fast(delta * rate), scaled_sine = size * sine;

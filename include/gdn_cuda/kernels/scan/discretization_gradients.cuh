@@ -76,10 +76,10 @@ struct ChannelSlopes {
     float input = 0.f, step = 0.f, size = 0.f;
 };
 
-template <Transition kTransition, bool kComplex>
+template <Transition kTransition, bool kComplex, bool kCoarse = false>
 struct PoleGradient {
     using Number = scan::Number<kComplex>;
-    using Poles = Pole<kTransition, kComplex>;
+    using Poles = Pole<kTransition, kComplex, kCoarse>;
 
     // A, from a Pole.
     __device__ __forceinline__ static Number pole_of(const Poles& pole) {

@@ -81,12 +81,12 @@ inline constexpr int kArchitecture = __CUDA_ARCH__ / 10;
 #else
 inline constexpr int kArchitecture = 90;
 #endif
-// Blocks an SM for which registers are limited: kMostBlocks, or as many as fit in shared memory.
+// Blocks an SM for which registers are limited: most_blocks(), or as many as fit in shared memory.
 template <SelectiveBackwardConfig kConfig>
 inline constexpr int kBlocksPerMultiprocessor = [] {
     constexpr int kKilobytes = kArchitecture >= 90 && kArchitecture < 120 ? 228 : kArchitecture == 80 ? 164 : 100;
     constexpr int kFit = kKilobytes * 1024 / static_cast<int>(sizeof(SelectiveBackwardSharedPlan<kConfig>) + 1024);
-    return kFit < SelectiveBackwardConfig::kMostBlocks ? kFit : SelectiveBackwardConfig::kMostBlocks;
+    return kFit < kConfig.most_blocks() ? kFit : kConfig.most_blocks();
 }();
 
 template <SelectiveBackwardConfig kConfig>

@@ -18,10 +18,10 @@ struct SelectiveForwardConfig {
     GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * 8 / channels(); }  // per tile: eight elements a thread
     GDN_HOST_DEVICE constexpr int group() const { return states * lanes; }              // states of a pass over a tile
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
-    // Blocks an SM for which registers are limited. Below sm_90 an SM lacks the shared memory for five blocks, or for three of
+    // Blocks an SM for which registers are limited. Below sm_90 an SM lacks the shared memory for five blocks, or for four of
     // complex states.
     GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor(int capability) const {
-        if (is_complex) return is_narrow && capability >= 90 ? 3 : 2;
+        if (is_complex) return is_narrow && capability >= 90 ? 4 : 2;
         if (is_narrow) return states == 4 && capability >= 90 ? 5 : 4;
         return states == 4 ? 4 : 3;
     }
@@ -47,8 +47,11 @@ struct SelectiveForwardSharedPlan {
     // Rows of the tile's steps, inputs and sizes, then a row for each lane's Σ C x. With one pass, the sums of the first two
     // lanes overwrite steps and inputs, which the warp has read by then. Sums of a warp's lanes are written without bank
     // conflicts.
+    // If complex, pairs of lanes have a row together, so that another block fits an SM.
     static constexpr int kSizes = has_size(kConfig.transition) ? 1 : 0, kFirstSum = kConfig.is_narrow ? 0 : 2 + kSizes;
-    alignas(16) float rows[kFirstSum + kConfig.lanes][kChannels * kPitch + 8];
+    static constexpr bool kPairs = kConfig.is_complex && kConfig.is_narrow;
+    static constexpr int kSums = kConfig.lanes / (kPairs ? 2 : 1);
+    alignas(16) float rows[kFirstSum + kSums][kChannels * kPitch + 8];
     Tile B, C;
     // Per thread, loads in flight: u of this tile and of the next, z of this tile, δ of the next, B and C of the next pass.
     static constexpr int kVectors = 2 * kConfig.group() * kConfig.parts() * kTokens / 8 / SelectiveForwardConfig::kThreads;

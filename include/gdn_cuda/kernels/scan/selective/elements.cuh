@@ -212,11 +212,10 @@ struct SelectiveElements {
     template <class Kind>
     __device__ __forceinline__ void finish(Kind kind, int tile) const {
         const DType io = kind.type(args.io);
-        constexpr int kLanes = Shared::kConfiguration.lanes;
         float y[8], u[8], gate_input[8], D[8];
         const float* from = row(Shared::kFirstSum, own.channel) + swizzled<kChannels>(own.channel, own.token);
 #pragma unroll
-        for (int part = 0; part < kLanes; ++part) {
+        for (int part = 0; part < Shared::kSums; ++part) {
             float x[8];
             if (kind.along_tokens(args.along_tokens)) {
                 load_shared(x, from);

@@ -26,8 +26,9 @@ struct BackwardBlock {
     static constexpr int kVectorsPerThread = kChannels * kStateChunk / 4 / Config::kThreads;  // per thread, of four elements
     using Lanes = ChannelLanes<kLanes>;
     using Number = scan::Number<kConfig.is_complex>;
-    using Poles = Pole<kTransition, kConfig.is_complex>;
-    using Gradient = PoleGradient<kTransition, kConfig.is_complex>;
+    static constexpr bool kCoarse = kConfig.is_complex && kConfig.is_narrow;
+    using Poles = Pole<kTransition, kConfig.is_complex, kCoarse>;
+    using Gradient = PoleGradient<kTransition, kConfig.is_complex, kCoarse>;
     using LaneValues = Number[kStates];
 
     const SelectiveBackwardArgs& args;

@@ -15,8 +15,9 @@ struct SelectiveBackwardConfig {
 
     constexpr bool operator==(const SelectiveBackwardConfig&) const = default;
     static constexpr int kWarps = 4, kThreads = 32 * kWarps;
-    static constexpr int kTokens = 8;      // per sub-tile, all of whose states are in registers
-    static constexpr int kMostBlocks = 3;  // blocks an SM for which registers are limited; more would spill
+    static constexpr int kTokens = 8;  // per sub-tile, all of whose states are in registers
+    // Blocks an SM for which registers are limited; more would spill.
+    GDN_HOST_DEVICE constexpr int most_blocks() const { return only_varying && !is_complex && states == 2 ? 4 : 3; }
     GDN_HOST_DEVICE constexpr bool is_wide() const { return only_varying && !is_narrow; }
     GDN_HOST_DEVICE constexpr int channels_per_warp() const { return 32 / lanes; }
     GDN_HOST_DEVICE constexpr int channels_per_block() const { return kWarps * channels_per_warp(); }
