@@ -158,9 +158,11 @@ struct InverseRole : TriangleInverse {
         __syncwarp();
         invert_diagonal(blocks());
         warpgroup_sync();
-        const PipelineStage<kConfig.stages> next(opaque(chunk + 1));
-        barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
-        const int slot = chunk % (kConfig.stages - 1);
+        if constexpr (kConfig.slots() < kConfig.stages) {  // else the slot is empty since the stage is
+            const PipelineStage<kConfig.stages> next(opaque(chunk + 1));
+            barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
+        }
+        const int slot = chunk % (kConfig.slots());
         auto& matrices = shared.matrices[slot];
         const bool cancels = store_column(factors, matrices);
         if (!kConfig.trains && cancels) [[unlikely]] {

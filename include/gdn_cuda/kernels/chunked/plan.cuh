@@ -48,14 +48,13 @@ struct ChunkedPlan {
     struct InverseScratch {
         TriangleBlock blocks[kTriangleBlocks];
     };
-    // A chunk uses stage (chunk % stages) of what is loaded, and slot (chunk % (stages - 1)) of what is formed from it: that
-    // comes later, so one slot fewer keeps up.
+    // A chunk uses stage (chunk % stages) of what is loaded, and slot (chunk % slots) of what is formed from it.
     Stage stages[kConfig.stages];
-    Matrices matrices[kConfig.stages - 1];
+    Matrices matrices[kConfig.slots()];
     SwizzledTile output[kConfig.value_groups];
     InverseScratch inverse[kConfig.inverse_groups];
     // Per column of blocks, whether the inverse has entries beyond kCancelThreshold; then it, V' and P are used in two parts.
-    CancelFlags cancels[kConfig.stages - 1];
+    CancelFlags cancels[kConfig.slots()];
     Factors factors[kConfig.stages];
     float decay[kConfig.stages];               // exp(G_end) of a chunk, or kResets
     ChunkedWork work, passes[kMaxPasses - 1];  // kept out of registers; passes run last to first

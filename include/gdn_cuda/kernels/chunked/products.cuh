@@ -24,6 +24,30 @@ __device__ __forceinline__ void start_product(TokenFragment& d, const unsigned (
         Product<kIo, 64, true>::run(d, left[step], operand + k_major_step(step), add || step > 0);
     cute::warpgroup_commit_batch();
 }
+// d = state right^T, right K-major, of a state that is rounded some columns at a time, as registers are short. Products before
+// it have ended by then; the last columns' is in flight.
+template <DType kIo, bool kSwapped, int kElements>
+__device__ __forceinline__ void start_state_product(TokenFragment& d, float (&state)[kElements], const SwizzledTile* right) {
+    constexpr int kSteps = kElements / 8, kStepsAtOnce = 2;
+    const auto operand = tile_operand(right, 0);
+#pragma unroll
+    for (int first = 0; first < kSteps; first += kStepsAtOnce) {
+        unsigned rounded[kStepsAtOnce][4];
+#pragma unroll
+        for (int step = 0; step < kStepsAtOnce; ++step)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float* pair = &state[8 * (first + step) + 2 * i];
+                rounded[step][i] = kSwapped ? __byte_perm(pack<kIo>(pair[1], pair[0]), 0, 0x1032) : pack<kIo>(pair[0], pair[1]);
+            }
+        cute::warpgroup_arrive();
+#pragma unroll
+        for (int step = 0; step < kStepsAtOnce; ++step)
+            Product<kIo, 64, true>::run(d, rounded[step], operand + k_major_step(first + step), first + step > 0);
+        cute::warpgroup_commit_batch();
+        cute::warpgroup_wait<1>();
+    }
+}
 // d += or = left right, right MN-major: tokens, to update a state, or a matrix over tokens.
 template <DType kIo, int kElements>
 __device__ __forceinline__ void start_product_mn(float (&d)[kElements], const TokenOperand& left, const SwizzledTile* right,

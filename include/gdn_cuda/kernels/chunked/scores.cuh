@@ -55,7 +55,13 @@ struct ScoresRole : Lane {
         const int count = value ? kConfig.value_groups : kConfig.key_tiles();
         full.arrive_and_expect_tx(count * static_cast<int>(sizeof(SwizzledTile)));
         tma_load(tiles[0].bytes, map, {first_element, head, token, batch}, full);
-        if (count == 2) tma_load(tiles[1].bytes, map, {first_element + kTileElements, head, token, batch}, full);
+        if constexpr (kConfig.is_wide()) {
+#pragma unroll 1
+            for (int tile = 1; tile < count; ++tile)
+                tma_load(tiles[tile].bytes, map, {first_element + tile * kTileElements, head, token, batch}, full);
+        } else {
+            if (count == 2) tma_load(tiles[1].bytes, map, {first_element + kTileElements, head, token, batch}, full);
+        }
     }
     __device__ __forceinline__ void issue_loads(int chunk, ScalarStream& gates, ScalarStream& betas) const {
         for (RawElement* raw : {gates.raw, betas.raw})
@@ -171,11 +177,15 @@ struct ScoresRole : Lane {
                 compute_factors(factors);
                 barrier(shared.exponents_full[current.index]).arrive();
             }
-            barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
-            if constexpr (kConfig.persistent) work_tile += __any_sync(0xffffffffu, ends_before(work_of(work_tile), chunk + 1));
-            if (!kStrided && chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, work_tile, next);
-            store_scalars(chunk + 1, next, gates, betas);
-            issue_loads(chunk + 2, gates, betas);
+            const auto load_next = [&] {
+                barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
+                if constexpr (kConfig.persistent)
+                    work_tile += __any_sync(0xffffffffu, ends_before(work_of(work_tile), chunk + 1));
+                if (!kStrided && chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, work_tile, next);
+                store_scalars(chunk + 1, next, gates, betas);
+                issue_loads(chunk + 2, gates, betas);
+            };
+            if constexpr (!kConfig.is_wide()) load_next();
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(products);
             if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
@@ -185,12 +195,13 @@ struct ScoresRole : Lane {
                 decay(products, *this, factors.query_row, factors.column);
                 if constexpr (kConfig.chained)
                     lane = opaque(static_cast<int>(threadIdx.x)) % 32;  // recomputed to save a register
-                store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % (kConfig.stages - 1)].scores,
+                store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % (kConfig.slots())].scores,
                                                 args.call.scale);
                 cutlass::arch::fence_view_async_shared();
             }
             if constexpr (kConfig.persistent) more = is_followed(shared.work_tiles.chunks[current.index]);
             barrier(shared.matrices_full[current.index]).arrive();
+            if constexpr (kConfig.is_wide()) load_next();  // with two stages, that waits for the value role
         }
     }
 };

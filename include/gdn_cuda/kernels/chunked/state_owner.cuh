@@ -22,7 +22,7 @@ struct StateOwner : Lane {
     const ChunkedWork& work;
 
     float state[kConfig.head_k / 2];
-    unsigned rounded_state[kStateSteps][4];
+    unsigned rounded_state[kConfig.is_wide() ? 1 : kStateSteps][4];  // a wide state is rounded for each product
 
     __device__ __forceinline__ StateOwner(Plan& shared, const ChunkedArgs& args, const ChunkedWork& work)
         : shared(shared), args(args), work(work) {
@@ -45,7 +45,9 @@ struct StateOwner : Lane {
     __device__ __forceinline__ int rows() const { return work.rows; }
     __device__ __forceinline__ int columns() const { return args.call.dk; }
 
-    __device__ __forceinline__ void round_state() { round_to_operand<kIo>(rounded_state, state); }
+    __device__ __forceinline__ void round_state() {
+        if constexpr (!kConfig.is_wide()) round_to_operand<kIo>(rounded_state, state);
+    }
 };
 
 }  // namespace gdn_cuda::gdn
