@@ -6,9 +6,9 @@ from pathlib import Path
 
 K = "include/gdn_cuda/kernels/"
 PRODUCTS, SCORES, INVERSE, VALUES = (
-    K + p for p in ("chunked/products.cuh", "chunked/scores.cuh", "chunked/inverse.cuh", "gdn/prefill/values.cuh")
+    K + p for p in ("chunked/products.cuh", "chunked/scores.cuh", "chunked/inverse.cuh", "gdn/prefill/wide.cuh")
 )
-NO_Q = [(VALUES, "    start_state_product<kIo, true>(output, own.state, stage.query);\n    warpgroup_fence_operand(d);",
+NO_Q = [(VALUES, "    start_state_product<kIo, Rounding::swapped>(output, own.state, stage.query);  // it waits for d\n    warpgroup_fence_operand(d);",
          "    start_product<kIo>(output, x, stage.query);\n    wait_for_product(d);")]
 VARIANTS = {
     "steps1": [(PRODUCTS, "kStepsAtOnce = 2", "kStepsAtOnce = 1")],

@@ -293,7 +293,9 @@ class ChunkedScheduler {
     // unless sequences are so short that the extra launch costs more than it saves.
     ChunkedSplit unsplit(const ChunkedSplit& split) const {
         if (split.segments == 1 || is_short_for_two()) return {split.value_groups, 1};
-        return {problem_.dv > kValueRows && !problem_.is_wide() && chunks_ns({2, 1}, chunks_) <= chunks_ns({1, 1}, chunks_) ? 2 : 1, 1};
+        return {
+            problem_.dv > kValueRows && !problem_.is_wide() && chunks_ns({2, 1}, chunks_) <= chunks_ns({1, 1}, chunks_) ? 2 : 1,
+            1};
     }
     bool is_short_for_two() const { return problem_.tokens < policy_.shortest_twice * kChunk; }
     // Whether gdn/prefill_ahead is faster on unsplit sequences; beside a split, where a second launch pays off at all.

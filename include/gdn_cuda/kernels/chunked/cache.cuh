@@ -35,7 +35,7 @@ __device__ __forceinline__ void start_store(CachedChunk<kConfig>& cached,
 // By one thread: starts caching a chunk that helper roles have computed.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void start_cached_store(const ChunkedPlan<kConfig>& shared, int chunk) {
-    const int stage = PipelineStage<kConfig.stages>(chunk).index, slot = chunk % (kConfig.slots());
+    const int stage = PipelineStage<kConfig.stages>(chunk).index, slot = chunk % kConfig.slots();
     auto& cached = static_cast<CachedChunk<kConfig>*>(shared.work.cache.chunks)[in_time<kConfig>(shared.work.tokens, chunk)];
     const auto cancels = shared.cancels[slot];
     cutlass::arch::fence_view_async_shared();

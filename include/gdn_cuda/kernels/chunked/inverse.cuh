@@ -162,7 +162,7 @@ struct InverseRole : TriangleInverse {
             const PipelineStage<kConfig.stages> next(opaque(chunk + 1));
             barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
         }
-        const int slot = chunk % (kConfig.slots());
+        const int slot = chunk % kConfig.slots();
         auto& matrices = shared.matrices[slot];
         const bool cancels = store_column(factors, matrices);
         if (!kConfig.trains && cancels) [[unlikely]] {

@@ -24,10 +24,15 @@ __device__ __forceinline__ void start_product(TokenFragment& d, const unsigned (
         Product<kIo, 64, true>::run(d, left[step], operand + k_major_step(step), add || step > 0);
     cute::warpgroup_commit_batch();
 }
+// A pair of elements by one instruction, or by two. Where products round the same state, ptxas would keep what the first has
+// rounded for the second, and spill; it does not see that both ways give the same.
+enum class Rounding { plain, swapped };
+
 // d = state right^T, right K-major, of a state that is rounded some columns at a time, as registers are short. Products before
 // it have ended by then; the last columns' is in flight.
-template <DType kIo, bool kSwapped, int kElements>
-__device__ __forceinline__ void start_state_product(TokenFragment& d, float (&state)[kElements], const SwizzledTile* right) {
+template <DType kIo, Rounding kRounding, int kElements>
+__device__ __forceinline__ void start_state_product(TokenFragment& d, const float (&state)[kElements],
+                                                    const SwizzledTile* right) {
     constexpr int kSteps = kElements / 8, kStepsAtOnce = 2;
     const auto operand = tile_operand(right, 0);
 #pragma unroll
@@ -37,8 +42,9 @@ __device__ __forceinline__ void start_state_product(TokenFragment& d, float (&st
         for (int step = 0; step < kStepsAtOnce; ++step)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                float* pair = &state[8 * (first + step) + 2 * i];
-                rounded[step][i] = kSwapped ? __byte_perm(pack<kIo>(pair[1], pair[0]), 0, 0x1032) : pack<kIo>(pair[0], pair[1]);
+                const float* pair = &state[8 * (first + step) + 2 * i];
+                rounded[step][i] = kRounding == Rounding::plain ? pack<kIo>(pair[0], pair[1])
+                                                                : __byte_perm(pack<kIo>(pair[1], pair[0]), 0, 0x1032);
             }
         cute::warpgroup_arrive();
 #pragma unroll

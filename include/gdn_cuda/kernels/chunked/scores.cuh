@@ -195,7 +195,7 @@ struct ScoresRole : Lane {
                 decay(products, *this, factors.query_row, factors.column);
                 if constexpr (kConfig.chained)
                     lane = opaque(static_cast<int>(threadIdx.x)) % 32;  // recomputed to save a register
-                store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % (kConfig.slots())].scores,
+                store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % kConfig.slots()].scores,
                                                 args.call.scale);
                 cutlass::arch::fence_view_async_shared();
             }

@@ -7,6 +7,7 @@
 #include <gdn_cuda/kernels/chunked/two_part.cuh>
 #include <gdn_cuda/kernels/chunked/value_role.cuh>
 #include <gdn_cuda/kernels/gdn/prefill/by_token.cuh>
+#include <gdn_cuda/kernels/gdn/prefill/wide.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -63,7 +64,7 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
     const int chunk = kTwoPart ? opaque(hot_chunk) : hot_chunk;  // so the hot path keeps no addresses for the rare one
     const PipelineStage<Owner::kConfig.stages> current(chunk);
     const auto& stage = own.shared.stages[current.index];
-    const auto& matrices = own.shared.matrices[chunk % (Owner::kConfig.slots())];
+    const auto& matrices = own.shared.matrices[chunk % (Owner::kConfig.slots()];
     const auto& factors = own.shared.factors[current.index];
     TokenOperand x, update;
     if constexpr (kTwoPart) start_caching(own, chunk);
@@ -107,70 +108,6 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
     }
 }
 
-// From X to the next state and the chunk's output, of a state without a rounded copy.
-template <class Owner>
-__device__ __forceinline__ void finish_wide(Owner& own, TokenFragment& d, TokenFragment& output, TokenOperand& x, float decay,
-                                            int chunk, bool by_tma) {
-    constexpr DType kIo = Owner::kIo;
-    const PipelineStage<Owner::kConfig.stages> current(chunk);
-    const auto& stage = own.shared.stages[current.index];
-    const auto& matrices = own.shared.matrices[chunk % Owner::kConfig.slots()];
-    const auto& factors = own.shared.factors[current.index];
-    start_product<kIo>(d, x, &matrices.inverse);
-    start_state_product<kIo, true>(output, own.state, stage.query);
-    warpgroup_fence_operand(d);
-    TokenOperand update;
-    TokenFactors scales;
-    read_factors(scales, factors.update_scale, own.t);
-    pack_scaled_tokens<kIo>(update, d, scales);
-    pack_tokens<kIo>(x, d);
-    scale_fragment(own.state, decay);
-    wait_for_product(output);
-    read_factors(scales, factors.query_scale, own.t);
-    scale_tokens(output, scales);
-    start_product<kIo>(output, x, &matrices.scores, true);
-    start_product_mn<kIo>(own.state, update, stage.key);
-    wait_for_product<1>(output);
-    store_output(own, output, chunk, by_tma);
-    wait_for_product(own.state);
-    own.release(current.index);
-}
-// The same where entries of T cancel: one product after another.
-template <class Owner>
-__device__ __forceinline__ void finish_wide_in_two_parts(Owner& own, TokenFragment& d, TokenFragment& output, TokenOperand& x,
-                                                         int hot_chunk, bool by_tma) {
-    constexpr DType kIo = Owner::kIo;
-    const int chunk = opaque(hot_chunk);  // so the hot path keeps no addresses for the rare one
-    const PipelineStage<Owner::kConfig.stages> current(chunk);
-    const int slot = chunk % Owner::kConfig.slots();
-    const auto& stage = own.shared.stages[current.index];
-    const auto& matrices = own.shared.matrices[slot];
-    const auto& factors = own.shared.factors[current.index];
-    const SwizzledTile& scores_residual = form_scores_residual(own, stage, factors);
-    start_product<kIo>(d, x, &matrices.inverse);
-    wait_for_product(d);
-    add_inverse_residual<Owner>(d, x, own.shared.cancels[slot], matrices.inverse_residual);
-    start_state_product<kIo, true>(output, own.state, stage.query);
-    wait_for_product(output);
-    TokenFactors scales;
-    read_factors(scales, factors.query_scale, own.t);
-    scale_tokens(output, scales);
-    scale_fragment(own.state, own.shared.decay[current.index]);
-    read_factors(scales, factors.update_scale, own.t);
-    add_values_residual_to_state(own, d, scales, stage.key);
-    pack_scaled_tokens<kIo>(x, d, scales);
-    start_product_mn<kIo>(own.state, x, stage.key);
-    wait_for_product(own.state);
-    pack_tokens<kIo>(x, d);
-    add_values_residual<Owner>(output, d, x, matrices.scores);
-    start_product<kIo>(output, x, &matrices.scores, true);
-    wait_for_product(output);
-    start_product<kIo>(output, x, &scores_residual, true);
-    wait_for_product(output);
-    store_output(own, output, chunk, by_tma);
-    own.release(current.index);
-}
-
 // Matrix products may spread NaN over a chunk that resets the state: stops before one, unless it is `checked` already.
 template <class Owner>
 __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
@@ -185,8 +122,8 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
     for (; chunk < work.tokens.chunks; ++chunk) {
         const PipelineStage<kConfig.stages> current(chunk);
         const auto& stage = shared.stages[current.index];
-        const auto& matrices = shared.matrices[chunk % (kConfig.slots())];
-        const auto& cancels = shared.cancels[chunk % (kConfig.slots())];
+        const auto& matrices = shared.matrices[chunk % kConfig.slots()];
+        const auto& cancels = shared.cancels[chunk % kConfig.slots()];
         const auto& factors = shared.factors[current.index];
         own.find_lane();
         barrier(shared.matrices_full[current.index]).wait(current.parity);
@@ -195,7 +132,7 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         float d[32], output[kKeepsOutput<Owner> ? 32 : 1];
         TokenFactors scales;
         if constexpr (kConfig.is_wide())
-            start_state_product<kIo, false>(d, own.state, stage.key);
+            start_state_product<kIo, Rounding::plain>(d, own.state, stage.key);
         else
             start_product<kIo>(d, own.rounded_state, stage.key);
         if constexpr (kQueriesFirst<Owner>) start_product<kIo>(output, own.rounded_state, stage.query);
@@ -212,36 +149,33 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
                 wait_for_product(output);
             break;
         }
+        bool without_tma;
         if constexpr (kConfig.is_wide()) {
-            const bool without_tma = is_packed(own.args) && end_of<kConfig>(work.tokens, chunk) > length;
+            without_tma = is_packed(own.args) && end_of<kConfig>(work.tokens, chunk) > length;
             if (__shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0) [[unlikely]]
                 finish_wide_in_two_parts(own, d, output, x, chunk, !without_tma && !warm_up);
             else
                 finish_wide(own, d, output, x, decay, chunk, !without_tma && !warm_up);
-            if (without_tma && !warm_up) [[unlikely]]
-                store_output_without_tma(own, chunk);
-            if (ends_checkpoint(own, chunk)) [[unlikely]]
-                store_state(own, checkpoint(own, chunk));
-            continue;
-        }
-        start_product<kIo>(d, x, &matrices.inverse);
-        const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
-        if constexpr (kQueriesFirst<Owner>) {
-            read_factors(scales, factors.query_scale, own.t);
-            wait_for_product<1>(output);
-            scale_tokens(output, scales);
-        }
-        scale_fragment(own.state, decay);
-        read_factors(scales, factors.update_scale, own.t);
-        wait_for_product(d);
-        const bool without_tma = is_packed(own.args) && end_of<kConfig>(work.tokens, chunk) > length;
-        if (two_part) [[unlikely]] {
-            add_inverse_residual<Owner>(d, x, cancels, matrices.inverse_residual);
-            finish<true>(own, d, output, scales, chunk, !without_tma && !warm_up);
-        } else if (warm_up) [[unlikely]] {
-            finish_without_output(own, d, scales, chunk);
         } else {
-            finish<false>(own, d, output, scales, chunk, !without_tma);
+            start_product<kIo>(d, x, &matrices.inverse);
+            const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
+            if constexpr (kQueriesFirst<Owner>) {
+                read_factors(scales, factors.query_scale, own.t);
+                wait_for_product<1>(output);
+                scale_tokens(output, scales);
+            }
+            scale_fragment(own.state, decay);
+            read_factors(scales, factors.update_scale, own.t);
+            wait_for_product(d);
+            without_tma = is_packed(own.args) && end_of<kConfig>(work.tokens, chunk) > length;
+            if (two_part) [[unlikely]] {
+                add_inverse_residual<Owner>(d, x, cancels, matrices.inverse_residual);
+                finish<true>(own, d, output, scales, chunk, !without_tma && !warm_up);
+            } else if (warm_up) [[unlikely]] {
+                finish_without_output(own, d, scales, chunk);
+            } else {
+                finish<false>(own, d, output, scales, chunk, !without_tma);
+            }
         }
         if (without_tma && !warm_up) [[unlikely]]
             store_output_without_tma(own, chunk);
@@ -273,8 +207,7 @@ struct GdnRule {
     __device__ __forceinline__ static void run(Owner& own, int first) {
         for_each_chunk(
             own, first, [&](int chunk, int checked) { return run_chunks(own, chunk, checked); },
-            [&](int chunk) { return products_may_overflow(own, chunk); },
-            [&](int chunk) { run_chunk_by_tokens(own, chunk); });
+            [&](int chunk) { return products_may_overflow(own, chunk); }, [&](int chunk) { run_chunk_by_tokens(own, chunk); });
     }
 };
 template <ChunkedConfig kConfig>
