@@ -41,6 +41,13 @@ def test_lengths(T: int, dk: int, groups: int, multiprocessors: int, io: torch.d
     check_call(inputs(seed, T, dk, 128, dtype=io), multiprocessors, groups)
 
 
+@TYPES
+@pytest.mark.parametrize("dk", [192, 256])
+@pytest.mark.parametrize("T", [1, 63, 64, 65, 200])
+def test_lengths_with_long_keys(T: int, dk: int, io: torch.dtype, seed: int) -> None:
+    check_call(inputs(seed, T, dk, 128, dtype=io), 132, 1)
+
+
 # On one multiprocessor, a block takes all of these sequences, heads and rows one after another.
 @TYPES
 @pytest.mark.parametrize("dk", [64, 96, 128])
@@ -100,10 +107,11 @@ SPLIT = 2600  # tokens, of five segments
 @pytest.mark.parametrize("gates", [(-100.0, 0.0), (-2.0, 0.0)])
 @pytest.mark.parametrize("lengths", [None, [5100, 100]])
 @pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("dk", [64, 192, 256])
 def test_split_sequences_give_the_bits_of_unsplit_ones(
-    norm: bool, lengths: list[int] | None, gates: tuple[float, float], seed: int
+    dk: int, norm: bool, lengths: list[int] | None, gates: tuple[float, float], seed: int
 ) -> None:
-    options = {"gate_range": gates, "beta_max": 2.0, "Hv": 1}
+    options = {"gate_range": gates, "beta_max": 2.0, "Hv": 1, "dk": dk}
     x = packed_inputs(seed, lengths, **options) if lengths else inputs(seed, SPLIT, **options)
     with counted_blocks() as blocks:
         out, state = run(x, use_qk_l2norm=norm)

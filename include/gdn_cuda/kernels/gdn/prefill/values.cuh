@@ -64,7 +64,7 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
     const int chunk = kTwoPart ? opaque(hot_chunk) : hot_chunk;  // so the hot path keeps no addresses for the rare one
     const PipelineStage<Owner::kConfig.stages> current(chunk);
     const auto& stage = own.shared.stages[current.index];
-    const auto& matrices = own.shared.matrices[chunk % (Owner::kConfig.slots()];
+    const auto& matrices = own.shared.matrices[chunk % Owner::kConfig.slots()];
     const auto& factors = own.shared.factors[current.index];
     TokenOperand x, update;
     if constexpr (kTwoPart) start_caching(own, chunk);
