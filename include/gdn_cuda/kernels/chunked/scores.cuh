@@ -177,15 +177,14 @@ struct ScoresRole : Lane {
                 compute_factors(factors);
                 barrier(shared.exponents_full[current.index]).arrive();
             }
-            const auto load_next = [&] {
+            if constexpr (!kConfig.is_wide()) {
                 barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
                 if constexpr (kConfig.persistent)
                     work_tile += __any_sync(0xffffffffu, ends_before(work_of(work_tile), chunk + 1));
                 if (!kStrided && chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, work_tile, next);
                 store_scalars(chunk + 1, next, gates, betas);
                 issue_loads(chunk + 2, gates, betas);
-            };
-            if constexpr (!kConfig.is_wide()) load_next();
+            }
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(products);
             if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
@@ -201,7 +200,12 @@ struct ScoresRole : Lane {
             }
             if constexpr (kConfig.persistent) more = is_followed(shared.work_tiles.chunks[current.index]);
             barrier(shared.matrices_full[current.index]).arrive();
-            if constexpr (kConfig.is_wide()) load_next();  // with two stages, that waits for the value role
+            if constexpr (kConfig.is_wide()) {  // last, as the value role empties one of two stages late
+                barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
+                if (chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, work_tile, next);
+                store_scalars(chunk + 1, next, gates, betas);
+                issue_loads(chunk + 2, gates, betas);
+            }
         }
     }
 };
