@@ -84,7 +84,7 @@ struct ChunkedSchedule {
 
 constexpr ChunkedConfig chunked_config(int dk, int value_groups, DType io) {
     if (dk > kLongestNarrowKey)
-        return {.head_k = dk <= 192 ? 192 : 256, .value_groups = 1, .inverse_groups = 1, .stages = 2, .io = io};
+        return {.head_k = dk <= 192 ? 192 : 256, .value_groups = 1, .inverse_groups = 1, .stages = 3, .io = io};
     return {.head_k = dk <= 64   ? 64
                       : dk <= 96 ? 96
                                  : 128,

@@ -51,8 +51,8 @@ template <ChunkedConfig kConfig, class Plan>
 __device__ __forceinline__ void clear_tail_tokens(Plan& shared, const PassTokens& tokens, unsigned long long& full) {
     const int chunk = tail_chunk<kConfig>(tokens), lane = threadIdx.x % 32;
     barrier(full).wait(0);
-    clear_tokens_from<kConfig, 32>(shared.stages[PipelineStage<kConfig.stages>(chunk).index], lane,
-                                   tokens_in<kConfig>(tokens, chunk));
+    auto&& stage = tiles_of<kConfig>(shared, chunk, PipelineStage<kConfig.stages>(chunk).index);
+    clear_tokens_from<kConfig, 32>(stage, lane, tokens_in<kConfig>(tokens, chunk));
     cutlass::arch::fence_view_async_shared();
     __syncwarp();
 }
@@ -122,7 +122,7 @@ struct CachedChunkLoader {
         for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
             barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
-            auto& stage = shared.stages[current.index];
+            auto&& stage = tiles_of<kConfig>(shared, chunk, current.index);
             Barrier& matrices_full = barrier(shared.matrices_full[current.index]);
             if (which == queries && chunk < work.tokens.first_output) {
                 matrices_full.arrive();

@@ -37,7 +37,7 @@ struct ChunkedConfig {
     // What the roles rely on; ChunkedPlan asserts it, so that no kernel can be built of anything else.
     GDN_HOST_DEVICE constexpr bool is_valid() const {
         const bool is_narrow = head_k == 64 || head_k == 96 || head_k == 128;
-        const bool is_supported = (is_narrow || (is_wide() && value_groups == 1 && inverse_groups == 1 && stages == 2)) &&
+        const bool is_supported = (is_narrow || (is_wide() && value_groups == 1 && inverse_groups == 1 && stages == 3)) &&
                                   (value_groups == 1 || value_groups == 2) && (inverse_groups == 1 || inverse_groups == 2) &&
                                   stages >= 2 && (io == DType::bf16 || io == DType::f16);
         // A persistent block's one inverse warpgroup takes all chunks and plans work tiles; its sequences are not split.
@@ -48,10 +48,12 @@ struct ChunkedConfig {
                (!is_wide() || (!persistent && !chained && !trains && direction == Direction::forward));
     }
 
-    // 64 rows of so wide a state leave no registers for its rounded copy, nor two of its chunks shared memory for a third.
+    // 64 rows of so wide a state leave no registers for its rounded copy, and three chunks of its keys and queries no shared
+    // memory: queries and values have a stage less, and what is formed of chunks one slot, which is emptied early.
     GDN_HOST_DEVICE constexpr bool is_wide() const { return head_k == 192 || head_k == 256; }
-    // For what is formed of chunks. It comes later than what is loaded, so one slot fewer than stages keeps up.
-    GDN_HOST_DEVICE constexpr int slots() const { return is_wide() ? stages : stages - 1; }
+    GDN_HOST_DEVICE constexpr int row_stages() const { return stages - 1; }
+    // What is formed of chunks comes later than what is loaded, so one slot fewer keeps up.
+    GDN_HOST_DEVICE constexpr int slots() const { return is_wide() ? 1 : stages - 1; }
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }

@@ -133,10 +133,14 @@ struct InverseRole : TriangleInverse {
     __device__ __forceinline__ int run_chunk(int chunk) {
         const PipelineStage<kConfig.stages> current(chunk);
         find_lane();
-        auto& stage = shared.stages[current.index];
+        auto&& stage = tiles_of<kConfig>(shared, chunk, current.index);
         auto& factors = shared.factors[current.index];
         barrier(shared.stage_full[current.index]).wait(current.parity);
         if (tokens_of<kConfig, kStrided>(shared, chunk, current.index) < kChunk) [[unlikely]] {
+            if constexpr (kConfig.is_wide()) {
+                const PipelineStage<kConfig.row_stages()> rows(chunk);
+                barrier(shared.rows_full[rows.index]).wait(rows.parity);
+            }
             clear_tokens_from<kConfig>(stage, thread, tokens_of<kConfig, kStrided>(shared, chunk, current.index));
             cutlass::arch::fence_view_async_shared();
             NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
@@ -158,7 +162,9 @@ struct InverseRole : TriangleInverse {
         __syncwarp();
         invert_diagonal(blocks());
         warpgroup_sync();
-        if constexpr (kConfig.slots() < kConfig.stages) {  // else the slot is empty since the stage is
+        if constexpr (kConfig.is_wide()) {
+            barrier(shared.inverse_empty).wait(static_cast<unsigned>(chunk) & 1 ^ 1);
+        } else {
             const PipelineStage<kConfig.stages> next(opaque(chunk + 1));
             barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
         }

@@ -28,11 +28,11 @@ __device__ __forceinline__ void start_product(TokenFragment& d, const unsigned (
 // rounded for the second, and spill; it does not see that both ways give the same.
 enum class Rounding { plain, swapped };
 
-// d = state right^T, right K-major, of a state that is rounded some columns at a time, as registers are short. Products before
-// it have ended by then; the last columns' is in flight.
-template <DType kIo, Rounding kRounding, int kElements>
+// d = state right^T, right K-major, of a state that is rounded some columns at a time, as registers are short. The last
+// columns' is in flight then; after_earlier: called once earlier products have ended.
+template <DType kIo, Rounding kRounding, int kElements, class AfterEarlier>
 __device__ __forceinline__ void start_state_product(TokenFragment& d, const float (&state)[kElements],
-                                                    const SwizzledTile* right) {
+                                                    const SwizzledTile* right, AfterEarlier&& after_earlier) {
     constexpr int kSteps = kElements / 8, kStepsAtOnce = 2;
     const auto operand = tile_operand(right, 0);
 #pragma unroll
@@ -52,7 +52,13 @@ __device__ __forceinline__ void start_state_product(TokenFragment& d, const floa
             Product<kIo, 64, true>::run(d, rounded[step], operand + k_major_step(first + step), first + step > 0);
         cute::warpgroup_commit_batch();
         cute::warpgroup_wait<1>();
+        if (first == 0) after_earlier();
     }
+}
+template <DType kIo, Rounding kRounding, int kElements>
+__device__ __forceinline__ void start_state_product(TokenFragment& d, const float (&state)[kElements],
+                                                    const SwizzledTile* right) {
+    start_state_product<kIo, kRounding>(d, state, right, [] {});
 }
 // d += or = left right, right MN-major: tokens, to update a state, or a matrix over tokens.
 template <DType kIo, int kElements>

@@ -35,10 +35,11 @@ struct StateOwner : Lane {
     __device__ __forceinline__ bool is_pass(ChunkedPass pass) const {
         return kConfig.chained ? work.pass == pass : pass == ChunkedPass::outputs;
     }
-    // This warp has read the stage.
-    __device__ __forceinline__ void release(int stage) const {
+    // This warp has read the stage, or what the mbarrier is about.
+    __device__ __forceinline__ void release(int stage) const { release(shared.stage_empty[stage]); }
+    __device__ __forceinline__ void release(unsigned long long& empty) const {
         __syncwarp();
-        if (lane == 0) barrier(shared.stage_empty[stage]).arrive();
+        if (lane == 0) barrier(empty).arrive();
     }
     // The thread's first row of the state, and the state's extent (hopper/fragment.cuh).
     __device__ __forceinline__ int my_row() const { return work.first_row + index() * kValueRows + 16 * warp + g; }

@@ -25,7 +25,7 @@ __device__ __forceinline__ void finish_without_output(Owner& own, TokenFragment&
     const PipelineStage<Owner::kConfig.stages> current(chunk);
     TokenOperand update;
     pack_scaled_tokens<Owner::kIo>(update, d, update_scale);
-    start_product_mn<Owner::kIo>(own.state, update, own.shared.stages[current.index].key);
+    start_product_mn<Owner::kIo>(own.state, update, tiles_of<Owner::kConfig>(own.shared, chunk, current.index).key);
     start_caching(own, chunk);
     wait_for_product(own.state);
     own.round_state();
@@ -63,7 +63,7 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
     constexpr DType kIo = Owner::kIo;
     const int chunk = kTwoPart ? opaque(hot_chunk) : hot_chunk;  // so the hot path keeps no addresses for the rare one
     const PipelineStage<Owner::kConfig.stages> current(chunk);
-    const auto& stage = own.shared.stages[current.index];
+    const auto& stage = tiles_of<Owner::kConfig>(own.shared, chunk, current.index);
     const auto& matrices = own.shared.matrices[chunk % Owner::kConfig.slots()];
     const auto& factors = own.shared.factors[current.index];
     TokenOperand x, update;
@@ -121,7 +121,7 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
 #pragma unroll 1
     for (; chunk < work.tokens.chunks; ++chunk) {
         const PipelineStage<kConfig.stages> current(chunk);
-        const auto& stage = shared.stages[current.index];
+        const auto& stage = tiles_of<kConfig>(shared, chunk, current.index);
         const auto& matrices = shared.matrices[chunk % kConfig.slots()];
         const auto& cancels = shared.cancels[chunk % kConfig.slots()];
         const auto& factors = shared.factors[current.index];
@@ -199,7 +199,10 @@ __device__ __forceinline__ void run_chunk_by_tokens(Owner& own, int chunk) {
     if (!kConfig.persistent && ends_checkpoint(own, chunk)) store_state(own, checkpoint(own, chunk));
     own.round_state();
     finish_caching(own);
-    own.release(PipelineStage<kConfig.stages>(chunk).index);
+    if constexpr (kConfig.is_wide())
+        release_chunk(own, chunk);
+    else
+        own.release(PipelineStage<kConfig.stages>(chunk).index);
 }
 
 struct GdnRule {

@@ -6,17 +6,22 @@
 
 namespace gdn_cuda::gdn {
 
+template <class Owner>
+__device__ __forceinline__ void release_rows(const Owner& own, int chunk) {
+    own.release(own.shared.rows_empty[PipelineStage<Owner::kConfig.row_stages()>(chunk).index]);
+}
+
 // by_tma: not for a chunk whose outputs are not stored, or stored without TMA.
 template <class Owner>
 __device__ __forceinline__ void finish_wide(Owner& own, TokenFragment& d, TokenFragment& output, TokenOperand& x, float decay,
                                             int chunk, bool by_tma) {
     constexpr DType kIo = Owner::kIo;
     const PipelineStage<Owner::kConfig.stages> current(chunk);
-    const auto& stage = own.shared.stages[current.index];
+    const auto& stage = tiles_of<Owner::kConfig>(own.shared, chunk, current.index);
     const auto& matrices = own.shared.matrices[chunk % Owner::kConfig.slots()];
     const auto& factors = own.shared.factors[current.index];
     start_product<kIo>(d, x, &matrices.inverse);
-    start_state_product<kIo, Rounding::swapped>(output, own.state, stage.query);  // it waits for d
+    start_state_product<kIo, Rounding::swapped>(output, own.state, stage.query, [&] { own.release(own.shared.inverse_empty); });
     warpgroup_fence_operand(d);
     TokenOperand update;
     TokenFactors scales;
@@ -25,14 +30,25 @@ __device__ __forceinline__ void finish_wide(Owner& own, TokenFragment& d, TokenF
     pack_tokens<kIo>(x, d);
     scale_fragment(own.state, decay);
     wait_for_product(output);
+    release_rows(own, chunk);
     read_factors(scales, factors.query_scale, own.t);  // registers are short before
     scale_tokens(output, scales);
     start_product<kIo>(output, x, &matrices.scores, true);
     start_product_mn<kIo>(own.state, update, stage.key);
     wait_for_product<1>(output);
+    own.release(own.shared.scores_empty);
     store_output(own, output, chunk, by_tma);
     wait_for_product(own.state);
     own.release(current.index);
+}
+
+// All of a chunk at once.
+template <class Owner>
+__device__ __forceinline__ void release_chunk(const Owner& own, int chunk) {
+    release_rows(own, chunk);
+    own.release(own.shared.inverse_empty);
+    own.release(own.shared.scores_empty);
+    own.release(PipelineStage<Owner::kConfig.stages>(chunk).index);
 }
 
 // The same where entries of T cancel: one product after another, and P's residual first, while there are registers for it.
@@ -43,7 +59,7 @@ __device__ __forceinline__ void finish_wide_in_two_parts(Owner& own, TokenFragme
     const int chunk = opaque(hot_chunk);  // so the hot path keeps no addresses for the rare one
     const PipelineStage<Owner::kConfig.stages> current(chunk);
     const int slot = chunk % Owner::kConfig.slots();
-    const auto& stage = own.shared.stages[current.index];
+    const auto& stage = tiles_of<Owner::kConfig>(own.shared, chunk, current.index);
     const auto& matrices = own.shared.matrices[slot];
     const auto& factors = own.shared.factors[current.index];
     const SwizzledTile& scores_residual = form_scores_residual(own, stage, factors);
@@ -68,7 +84,7 @@ __device__ __forceinline__ void finish_wide_in_two_parts(Owner& own, TokenFragme
     start_product<kIo>(output, x, &scores_residual, true);
     wait_for_product(output);
     store_output(own, output, chunk, by_tma);
-    own.release(current.index);
+    release_chunk(own, chunk);
 }
 
 }  // namespace gdn_cuda::gdn
