@@ -32,6 +32,6 @@ for text in shapes:
     B, T = map(int, extent.split("x"))
     Hk, Hv = map(int, heads.split("/"))
     dk, dv = map(int, dims.split("/"))
-    for kind in ("init",):
-        work = prefill_work(Shape(Hk, Hv, B * (T,), key_dim=dk, value_dim=dv, gates=kind), "cuda")
-        print(f"{label:12} {text:22} {time(getattr(work, 'call', None) or work.run):9.1f}", flush=True)
+    for kind, fixed in (("init", False), ("fast", False)) + ((("init", True),) if Hv * dv < 8192 else ()):
+        work = prefill_work(Shape(Hk, Hv, B * (T,), key_dim=dk, value_dim=dv, gates=kind, deterministic=fixed), "cuda")
+        print(f"{label:12} {text:22} {kind} {"det" * fixed:3} {time(getattr(work, 'call', None) or work.run):9.1f}", flush=True)

@@ -64,7 +64,7 @@ struct ChunkedConfig {
     GDN_HOST_DEVICE constexpr int scores_registers() const { return value_groups == 2 && head_k == 128 ? 64 : 80; }
     GDN_HOST_DEVICE constexpr int inverse_registers() const { return value_groups == 2 ? 64 : 112; }
     GDN_HOST_DEVICE constexpr int value_registers() const {
-        return is_wide() ? 248 : value_groups == 1 ? 208 : head_k == 128 ? 192 : 184;
+        return is_wide() ? 256 : value_groups == 1 ? 208 : head_k == 128 ? 192 : 184;
     }
 };
 
