@@ -102,14 +102,13 @@ __device__ __forceinline__ void run_tokens(Owner& own, int chunk) {
 
 // Runs a pass's chunks from `first` on: run_chunks(first, checked) stops before one that resets the state, unless that is
 // `checked` already, and returns where it stopped.
-template <class Owner, class RunChunks, class TakesByTokens, class RunByTokens>
-__device__ __forceinline__ void for_each_chunk(Owner& own, int first, RunChunks&& run_chunks, TakesByTokens&& takes_by_tokens,
-                                               RunByTokens&& run_by_tokens) {
+template <class Owner, class RunChunks, class RunByTokens>
+__device__ __forceinline__ void for_each_chunk(Owner& own, int first, RunChunks&& run_chunks, RunByTokens&& run_by_tokens) {
 #pragma unroll 1
     for (int chunk = first, checked = -1;;) {
         chunk = run_chunks(chunk, checked);
         if (chunk >= own.work.tokens.chunks) break;
-        if (takes_by_tokens(chunk)) {
+        if (products_may_overflow(own, chunk)) {
             run_by_tokens(chunk);
             ++chunk;
         } else {
