@@ -12,7 +12,7 @@ namespace gdn_cuda::gdn {
 // Whether a chunk that resets the state must be taken token by token; uniform over the warpgroup.
 template <class Owner>
 __device__ __forceinline__ bool products_may_overflow(const Owner& own, int chunk) {
-    constexpr float kLimit = 1e18f;  // 128 products of two smaller values sum to a finite one
+    constexpr float kLimit = 1e18f;  // 256 products of two smaller values sum to a finite one
     const int at = PipelineStage<Owner::kConfig.stages>(chunk).index;
     const auto& stage = tiles_of<Owner::kConfig>(own.shared, chunk, at);
     float largest = 0.f;  // or NaN

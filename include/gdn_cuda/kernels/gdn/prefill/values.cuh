@@ -210,7 +210,7 @@ struct GdnRule {
     __device__ __forceinline__ static void run(Owner& own, int first) {
         for_each_chunk(
             own, first, [&](int chunk, int checked) { return run_chunks(own, chunk, checked); },
-            [&](int chunk) { return products_may_overflow(own, chunk); }, [&](int chunk) { run_chunk_by_tokens(own, chunk); });
+            [&](int chunk) { run_chunk_by_tokens(own, chunk); });
     }
 };
 template <ChunkedConfig kConfig>
