@@ -243,7 +243,7 @@ def test_checkpoints(every: int, dk: int | None, device: Device, seed: int) -> N
 def test_segments_of_a_pool_in_place_with_checkpoints(
     gates: tuple[float, float], dk: int | None, device: Device, seed: int
 ) -> None:
-    """A sequence of few heads is split, into five segments in the emulator."""
+    """A sequence of few heads is split, into five segments in the emulator; not with long keys."""
     x = inputs(device, seed, device.size(2600, 3200), dk, B=1, Hk=1, Hv=device.size(1, 2), gate_range=gates)
     expected, expected_state, steps = oracle(x)
     pool = torch.randn(3, *x["state"].shape[1:], generator=torch.Generator().manual_seed(seed)).to(device.name)

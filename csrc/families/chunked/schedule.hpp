@@ -154,7 +154,7 @@ class ChunkedScheduler {
         const i64 rows = split.value_groups * kValueRows;
         const i64 summaries = ceil_div(ceil_div(problem_.dk, rows), ceil_div(problem_.dv, rows)) + 1;  // M's rows, then L's
         ChunkedChain chain{.is_cached = cached_words(split.value_groups) <= policy_.most_cached_words};
-        if (problem_.is_wide() || split.segments <= 3 || problem_.tokens < policy_.shortest_chained * kChunk) return chain;
+        if (split.segments <= 3 || problem_.tokens < policy_.shortest_chained * kChunk) return chain;
         const double computed = chunks_ns(split, chunks_) / static_cast<double>(chunks_),
                      first_pass = computed + (chain.is_cached ? policy_.store_chunk_ns : 0),
                      many = cached_words(split.value_groups) > policy_.many_cached_words ? policy_.many_cached_chunk_ns : 0,
@@ -182,6 +182,7 @@ class ChunkedScheduler {
 
     // Splits into segments only to use SMs that would be idle.
     ChunkedSplit best_split(int value_groups) const {
+        if (problem_.is_wide()) return {1, 1};
         const i64 idle = multiprocessors_ / std::max<i64>(blocks(value_groups), 1);
         const int most =
             static_cast<int>(std::clamp<i64>(std::min(idle, problem_.tokens / (kShortestSegment * kChunk)), 1, kMostSegments));
@@ -270,8 +271,8 @@ class ChunkedScheduler {
                 schedule->split.segments, explain(schedule->uneven), multiprocessors_);
         const ChunkedSplit split = best_split(), other = best_split(3 - split.value_groups);
         if (problem_.is_wide())
-            return fmt::format("dk {} is above {}: {}; {} multiprocessors", problem_.dk, kLongestNarrowKey, explain(split),
-                               multiprocessors_);
+            return fmt::format("dk {} is above {}, so sequences are not split: {}; {} multiprocessors", problem_.dk,
+                               kLongestNarrowKey, explain(split), multiprocessors_);
         return fmt::format("{}; against {}; {} multiprocessors", explain(split), explain(other), multiprocessors_);
     }
 

@@ -268,8 +268,7 @@ TEST(PrefillHeuristic, EveryFormOfAConfigurationIsRegistered) {
             }
 }
 
-// Long keys have one configuration: its segments are warm-started or nothing, so no head waits for a chain or another launch.
-TEST(PrefillHeuristic, LongKeysAreNeverChained) {
+TEST(PrefillHeuristic, SequencesOfLongKeysAreNotSplit) {
     for (const bool deterministic : {false, true})
         for (const int dk : {136, 192, 256})
             for (const int heads : {1, 4, 32, 128})
@@ -288,8 +287,8 @@ TEST(PrefillHeuristic, LongKeysAreNeverChained) {
                     EXPECT_FALSE(schedule.two_launches || schedule.ahead);
                     EXPECT_EQ(schedule.summaries, 0);
                     EXPECT_EQ(schedule.workspace(), 0);
-                    EXPECT_LE(schedule.blocks * schedule.split.segments, std::max<i64>(4 * heads, 132));
-                    EXPECT_TRUE(schedule.split.segments == 1 || !deterministic);
+                    EXPECT_EQ(schedule.blocks, 4 * heads);
+                    EXPECT_EQ(schedule.split.segments, 1);
                 }
 }
 

@@ -48,9 +48,6 @@ __device__ __forceinline__ float key_squares(const GdnCall& call, int sequence, 
         float square = 0.f;
         if (vector * 8 < call.dk)
             add_squares<kConfig.io>(square, *reinterpret_cast<const uint4*>(keys + token * call.key.token));
-        if constexpr (kConfig.is_wide())
-            if (128 + vector * 8 < call.dk)
-                add_squares<kConfig.io>(square, *reinterpret_cast<const uint4*>(keys + token * call.key.token + 128));
 #pragma unroll
         for (int step = 8; step > 0; step /= 2) square += __shfl_xor_sync(0xffffffffu, square, step);
         const float own = __shfl_sync(0xffffffffu, square, lane % 2 * 16);

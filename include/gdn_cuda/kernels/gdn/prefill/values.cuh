@@ -153,9 +153,9 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         if constexpr (kConfig.is_wide()) {
             without_tma = is_packed(own.args) && end_of<kConfig>(work.tokens, chunk) > length;
             if (__shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0) [[unlikely]]
-                finish_wide_in_two_parts(own, d, output, x, chunk, !without_tma && !warm_up);
+                finish_wide_in_two_parts(own, d, output, x, chunk, !without_tma);
             else
-                finish_wide(own, d, output, x, decay, chunk, !without_tma && !warm_up);
+                finish_wide(own, d, output, x, decay, chunk, !without_tma);
         } else {
             start_product<kIo>(d, x, &matrices.inverse);
             const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;

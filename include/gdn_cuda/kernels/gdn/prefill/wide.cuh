@@ -11,7 +11,6 @@ __device__ __forceinline__ void release_rows(const Owner& own, int chunk) {
     own.release(own.shared.rows_empty[PipelineStage<Owner::kConfig.row_stages()>(chunk).index]);
 }
 
-// by_tma: not for a chunk whose outputs are not stored, or stored without TMA.
 template <class Owner>
 __device__ __forceinline__ void finish_wide(Owner& own, TokenFragment& d, TokenFragment& output, TokenOperand& x, float decay,
                                             int chunk, bool by_tma) {
