@@ -93,7 +93,10 @@ DIMENSIONS = (
     Shape(16, 32, (8192,), key_dim=64, value_dim=64),
     Shape(30, 30, (8192,), key_dim=96, value_dim=192),
     Shape(30, 30, 8 * (2048,), key_dim=96, value_dim=192),
-    Shape(16, 32, (8192,), key_dim=256, value_dim=256),
+    Shape(16, 32, (8192,), key_dim=192, value_dim=192),
+    Shape(16, 32, 8 * (2048,), key_dim=192, value_dim=192),
+    *(Shape(16, 32, lengths, key_dim=256, value_dim=dv) for dv in (128, 256) for lengths in ((8192,), 8 * (2048,))),
+    Shape(4, 8, (8192,), key_dim=256, value_dim=256),
 )
 NORMS_INSIDE = tuple(PLAIN[name] for name in ("1×8192 16/32", "8×4096 16/32", "32×1024 16/32"))
 DETERMINISTIC = (

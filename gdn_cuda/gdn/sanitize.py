@@ -89,7 +89,7 @@ def recurrent() -> None:
 
 
 @sanitizes("gdn/prefill")
-def prefill(dims: tuple[tuple[int, int], ...] = ((128, 128), (96, 192), (40, 72))) -> None:
+def prefill(dims: tuple[tuple[int, int], ...] = ((128, 128), (96, 192), (40, 72), (256, 72))) -> None:
     for dk, dv in dims:
         gdn_cuda.chunked_forward(**packed(dk, dv), use_qk_l2norm=True)
         gdn_cuda.chunked_forward(**padded(dk, dv, 150), checkpoint_every=64)
@@ -170,7 +170,7 @@ def fold_states() -> None:
             gdn_cuda.fold_states(state, every[..., :dv, :], every[..., dv:, :], reverse=reverse)
 
 
-@sanitizes("gdn/prefill_mma")
+@sanitizes("gdn/prefill_mma", variables={"GDN_PREFILL": "mma"})
 def prefill_mma() -> None:
     prefill(((192, 128), (256, 256)))
 

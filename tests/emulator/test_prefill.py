@@ -41,6 +41,13 @@ def test_lengths(T: int, dk: int, groups: int, multiprocessors: int, io: torch.d
     check_call(inputs(seed, T, dk, 128, dtype=io), multiprocessors, groups)
 
 
+@TYPES
+@pytest.mark.parametrize("dk", [192, 256])
+@pytest.mark.parametrize("T", [1, 63, 64, 65, 200])
+def test_lengths_with_long_keys(T: int, dk: int, io: torch.dtype, seed: int) -> None:
+    check_call(inputs(seed, T, dk, 128, dtype=io), 132, 1)
+
+
 # On one multiprocessor, a block takes all of these sequences, heads and rows one after another.
 @TYPES
 @pytest.mark.parametrize("dk", [64, 96, 128])
@@ -221,7 +228,7 @@ def test_strong_gates(case: Case, seed: int) -> None:
     check(case, out, state, x, 5e-3, 5e-3)
 
 
-@pytest.mark.parametrize("dk, dv", [(96, 192), (128, 128)])
+@pytest.mark.parametrize("dk, dv", [(96, 192), (128, 128), (192, 64), (256, 64)])
 @pytest.mark.parametrize("case", ONE_GATE[5::6] + SEVERAL[2:3] + STATES[3::7], ids=id_of)
 def test_strong_gates_of_wide_heads(case: Case, dk: int, dv: int, seed: int) -> None:
     x = case.inputs(seed, dk=dk, dv=dv, B=1)

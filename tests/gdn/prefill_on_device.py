@@ -19,6 +19,7 @@ from gdn_cuda.gdn.inputs import KEY_MODES, make_gdn_inputs, make_packed_gdn_inpu
 BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
 # Multiprocessors for which few heads get one value warpgroup a block, and two: a busy device has few blocks.
 GROUPS = ((1, 132), (2, 1))
+LONGEST_NARROW_KEY = 128  # longer keys always get one
 
 
 def inputs(
@@ -73,38 +74,44 @@ def check(
     return out, state
 
 
-def devices_of(device: Device) -> tuple[tuple[int | None, int], ...]:
+def devices_of(device: Device, dk: int | None = None) -> tuple[tuple[int | None, int], ...]:
     """(value warpgroups of a block, multiprocessors) to run with."""
-    return device.size(GROUPS, ((None, 132),))
+    return device.size(GROUPS[:1] if dk and dk > LONGEST_NARROW_KEY else GROUPS, ((None, 132),))
 
 
+@pytest.mark.parametrize("dk", [128, 192, 256])
 @pytest.mark.parametrize("key_mode", KEY_MODES)
 @pytest.mark.parametrize("gates", [(-100.0, 0.0), (-5.0, 0.0), (-0.2, 0.0), (0.0, 0.0)])
-def test_hostile_inputs(gates: tuple[float, float], key_mode: str, device: Device, seed: int) -> None:
+def test_hostile_inputs(gates: tuple[float, float], key_mode: str, dk: int, device: Device, seed: int) -> None:
     """Beta up to 2: similar keys make the inverse cancel, and it is used in two parts."""
     for T in device.size((200,), (64, 300)):
-        x = inputs(device, seed, T, 128, 128, gate_range=gates, beta_max=2.0, key_mode=key_mode)
-        for groups, multiprocessors in devices_of(device):
+        x = inputs(device, seed, T, dk, 128, gate_range=gates, beta_max=2.0, key_mode=key_mode)
+        for groups, multiprocessors in devices_of(device, dk):
             check(device, x, multiprocessors, groups, use_qk_l2norm=key_mode == "unnormalized")
 
 
 @pytest.mark.parametrize(
     "dk, dv",
-    [(128, 128), (64, 64), (40, 72), (8, 8), (128, 40), (96, 192), (64, 256), (112, 136), (192, 128), (256, 256)],
+    [
+        *((128, 128), (64, 64), (40, 72), (8, 8), (128, 40), (96, 192), (64, 256), (112, 136)),
+        *((136, 8), (192, 128), (200, 72), (256, 64), (256, 256)),
+    ],
 )
 def test_head_dimensions(dk: int, dv: int, device: Device, seed: int) -> None:
-    device.skip_above(128, dk)  # another kernel's
     for T in device.size((150,), (1, 63, 65, 200)):
         x = inputs(device, seed, T, dk, dv, Hk=2, Hv=device.size(4, 6), gate_range=(-2.0, 0.0))
-        for _, multiprocessors in devices_of(device):
+        for _, multiprocessors in devices_of(device, dk):
             check(device, x, multiprocessors)
 
 
+@pytest.mark.parametrize("dk", [None, 256])
 @pytest.mark.parametrize("B, Hk, Hv", [(1, 1, 1), (3, 2, 4), (3, 2, 16), (9, 16, 32)])  # few blocks, and more than run at once
-def test_a_batch_gives_the_bits_of_each_sequence_alone(B: int, Hk: int, Hv: int, device: Device, seed: int) -> None:
+def test_a_batch_gives_the_bits_of_each_sequence_alone(
+    B: int, Hk: int, Hv: int, dk: int | None, device: Device, seed: int
+) -> None:
     device.skip_above(4, Hv)
-    x = inputs(device, seed, device.size(130, 150), dv=128, B=B, Hk=Hk, Hv=Hv)
-    for groups, multiprocessors in devices_of(device):
+    x = inputs(device, seed, device.size(130, 150), dk, dv=128, B=B, Hk=Hk, Hv=Hv)
+    for groups, multiprocessors in devices_of(device, dk):
         out, state = check(device, x, multiprocessors, groups)
         again, again_state = run(device, x, multiprocessors)
         assert torch.equal(out, again) and torch.equal(state, again_state)
@@ -112,10 +119,11 @@ def test_a_batch_gives_the_bits_of_each_sequence_alone(B: int, Hk: int, Hv: int,
         assert torch.equal(alone, out[-1:]) and torch.equal(last, state[-1:])
 
 
+@pytest.mark.parametrize("dk", [None, 192, 256])
 @pytest.mark.parametrize("lengths", [[70, 1, 0, 128, 65], [3, 70, 3, 70], [0, 0, 3], [200]])
-def test_packed_sequences_are_those_alone_and_beside_nan(lengths: list[int], device: Device, seed: int) -> None:
-    x = packed_inputs(device, seed, lengths, device.size(96, 128), 128, gate_range=(-2.0, 0.0))
-    for groups, multiprocessors in devices_of(device):
+def test_packed_sequences_are_those_alone_and_beside_nan(lengths: list[int], dk: int | None, device: Device, seed: int) -> None:
+    x = packed_inputs(device, seed, lengths, dk or device.size(96, 128), 128, gate_range=(-2.0, 0.0))
+    for groups, multiprocessors in devices_of(device, dk):
         out, state = check(device, x, multiprocessors, groups)
         for n, length in enumerate(lengths):
             if length == 0:
@@ -199,12 +207,13 @@ def test_tokens_of_no_sequence(device: Device, seed: int) -> None:
 # ---- Pools and checkpoints
 
 
-def test_a_pool_in_place_with_checkpoints(device: Device, seed: int) -> None:
-    x = packed_inputs(device, seed, [130, 0, 64, 20], dv=128)
+@pytest.mark.parametrize("dk", [None, 256])
+def test_a_pool_in_place_with_checkpoints(dk: int | None, device: Device, seed: int) -> None:
+    x = packed_inputs(device, seed, [130, 0, 64, 20], dk, dv=128)
     drawn = torch.randn(9, *x["state"].shape[1:], generator=torch.Generator().manual_seed(seed)).to(device.name)
     slots = torch.tensor([4, 0, -1, 7], dtype=torch.int32, device=device.name)
     drawn[[4, 0, 7]] = x["state"][[0, 1, 3]]
-    for _, multiprocessors in devices_of(device):
+    for _, multiprocessors in devices_of(device, dk):
         pool = drawn.clone()
         with device.kernels(multiprocessors):
             alone = chunked_forward(**x, checkpoint_every=64)
@@ -220,19 +229,22 @@ def test_a_pool_in_place_with_checkpoints(device: Device, seed: int) -> None:
         assert torch.equal(checkpoints[:2], alone[2][:2]) and not checkpoints[2].any()
 
 
-@pytest.mark.parametrize("every", [128, 192])
-def test_checkpoints(every: int, device: Device, seed: int) -> None:
-    x = inputs(device, seed, device.size(400, 1000), B=2)
+@pytest.mark.parametrize("every, dk", [(128, None), (192, None), (128, 192)])
+def test_checkpoints(every: int, dk: int | None, device: Device, seed: int) -> None:
+    x = inputs(device, seed, device.size(400, 1000), dk, B=2)
     _, expected, steps = oracle(x)
     with device.kernels():
         _, state, checkpoints = chunked_forward(**x, checkpoint_every=every)
     assert rel_rms(state, expected) < 5e-3 and rel_rms(checkpoints, steps[:, every - 1 :: every].flatten(0, 1)) < 5e-3
 
 
+@pytest.mark.parametrize("dk", [None, 192, 256])
 @pytest.mark.parametrize("gates", [(-2.0, 0.0), (-1e-3, 0.0)])
-def test_segments_of_a_pool_in_place_with_checkpoints(gates: tuple[float, float], device: Device, seed: int) -> None:
-    """A sequence of few heads is split, into five segments in the emulator."""
-    x = inputs(device, seed, device.size(2600, 3200), B=1, Hk=1, Hv=device.size(1, 2), gate_range=gates)
+def test_segments_of_a_pool_in_place_with_checkpoints(
+    gates: tuple[float, float], dk: int | None, device: Device, seed: int
+) -> None:
+    """A sequence of few heads is split, into five segments in the emulator; not with long keys."""
+    x = inputs(device, seed, device.size(2600, 3200), dk, B=1, Hk=1, Hv=device.size(1, 2), gate_range=gates)
     expected, expected_state, steps = oracle(x)
     pool = torch.randn(3, *x["state"].shape[1:], generator=torch.Generator().manual_seed(seed)).to(device.name)
     for _ in range(device.size(1, 5)):

@@ -36,7 +36,7 @@ struct AheadSchedule {
 inline AheadSchedule ahead_schedule(const ChunkedProblem& problem, int multiprocessors, const ChunkedPolicy& policy) {
     AheadSchedule schedule{.pairs = problem.sequences * problem.heads,
                            .row_tiles = static_cast<int>(ceil_div(problem.dv, kValueRows))};
-    if (schedule.pairs == 0 || schedule.row_tiles == 0) return {};
+    if (schedule.pairs == 0 || schedule.row_tiles == 0 || problem.is_wide()) return {};
     const i64 preparers = multiprocessors / schedule.pairs - schedule.row_tiles;
     const i64 chunks = chunks_in(problem.longest());
     if (preparers < policy.least_preparers || chunks > std::numeric_limits<int>::max() / schedule.pairs) return {};

@@ -10,9 +10,10 @@
 namespace gdn_cuda::gdn {
 
 inline constexpr std::array kPrefillConfigurations = [] {
-    std::array<ChunkedConfig, 30> all{};
+    std::array<ChunkedConfig, 34> all{};
     size_t n = 0;
-    for (const DType io : {DType::bf16, DType::f16})
+    for (const DType io : {DType::bf16, DType::f16}) {
+        for (const int head_k : {256, 192}) all[n++] = chunked_config(head_k, 1, io);
         for (const int head_k : {128, 96, 64}) {
             for (const int value_groups : {2, 1})
                 for (const bool is_chained : {false, true}) {
@@ -22,6 +23,7 @@ inline constexpr std::array kPrefillConfigurations = [] {
             all[n] = chunked_config(head_k, 2, io);
             all[n++].persistent = true;
         }
+    }
     return all;
 }();
 

@@ -10,6 +10,7 @@ namespace gdn_cuda::gdn {
 struct ChunkedPolicy {
     // A chunk in gdn/prefill. One value warpgroup is faster, two share the work of the other warpgroups.
     double chunk_ns[3] = {0, 1950, 2950};
+    double wide_chunk_ns = 3150;  // with keys of more than 128
     // The same for two value warpgroups, of which the second has no rows.
     double half_empty_chunk_ns = 2300;
 

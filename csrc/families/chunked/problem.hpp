@@ -6,6 +6,8 @@
 
 namespace gdn_cuda::gdn {
 
+inline constexpr int kLongestNarrowKey = 128;
+
 struct ChunkedProblem {
     i64 sequences, tokens;  // tokens: mean per sequence
     int heads, dk, dv;
@@ -13,6 +15,7 @@ struct ChunkedProblem {
     bool deterministic = false;  // how a sequence is split depends on its length alone
     i64 packed_tokens = 0;       // the sum of lengths, if sequences are packed: any of them may be so long
 
+    bool is_wide() const { return dk > kLongestNarrowKey; }
     i64 longest() const { return std::max(tokens, packed_tokens); }
     bool operator==(const ChunkedProblem&) const = default;
     bool differ() const { return packed_tokens > 0 && sequences > 1; }  // in length

@@ -83,6 +83,8 @@ struct ChunkedSchedule {
 };
 
 constexpr ChunkedConfig chunked_config(int dk, int value_groups, DType io) {
+    if (dk > kLongestNarrowKey)
+        return {.head_k = dk <= 192 ? 192 : 256, .value_groups = 1, .inverse_groups = 1, .stages = 3, .io = io};
     return {.head_k = dk <= 64   ? 64
                       : dk <= 96 ? 96
                                  : 128,
@@ -138,6 +140,7 @@ class ChunkedScheduler {
     // For all blocks to compute so many chunks each.
     double chunks_ns(const ChunkedSplit& split, i64 chunks) const {
         const i64 waves = ceil_div(blocks(split.value_groups) * split.segments, i64{multiprocessors_});
+        if (problem_.is_wide()) return static_cast<double>(waves * chunks) * policy_.wide_chunk_ns;
         // If a head's last block has rows for only one of two value warpgroups, that one runs alone and faster; of several
         // waves, some are then shorter.
         const i64 tiles = row_tiles(split.value_groups);
@@ -179,6 +182,7 @@ class ChunkedScheduler {
 
     // Splits into segments only to use SMs that would be idle.
     ChunkedSplit best_split(int value_groups) const {
+        if (problem_.is_wide()) return {1, 1};
         const i64 idle = multiprocessors_ / std::max<i64>(blocks(value_groups), 1);
         const int most =
             static_cast<int>(std::clamp<i64>(std::min(idle, problem_.tokens / (kShortestSegment * kChunk)), 1, kMostSegments));
@@ -191,7 +195,7 @@ class ChunkedScheduler {
     }
     ChunkedSplit best_split() const {
         const ChunkedSplit one = best_split(1), two = best_split(2);
-        if (problem_.dv <= kValueRows) return one;
+        if (problem_.dv <= kValueRows || problem_.is_wide()) return one;
         if (one.segments == 1 && two.segments == 1)  // gdn/prefill_ahead, if it is faster, is as fast for both
             return chunks_ns(two, chunks_) <= chunks_ns(one, chunks_) ? two : one;
         return estimate(two).weighed() <= estimate(one).weighed() ? two : one;
@@ -230,7 +234,7 @@ class ChunkedScheduler {
     // follow from the call. None: no sequence is split.
     std::optional<ChunkedSchedule> by_length() const {
         const i64 chunks = chunks_in(problem_.longest());
-        if (!problem_.deterministic || chunks <= kLongestUnsplit || problem_.sequences == 0) return {};
+        if (!problem_.deterministic || problem_.is_wide() || chunks <= kLongestUnsplit || problem_.sequences == 0) return {};
         ChunkedProblem one = problem_;
         one.sequences = 1;
         one.tokens = policy_.deterministic_tokens;
@@ -266,6 +270,9 @@ class ChunkedScheduler {
                 schedule->split.value_groups * kValueRows, kLongestUnsplit * kChunk, kShortestByLength * kChunk,
                 schedule->split.segments, explain(schedule->uneven), multiprocessors_);
         const ChunkedSplit split = best_split(), other = best_split(3 - split.value_groups);
+        if (problem_.is_wide())
+            return fmt::format("dk {} is above {}, so sequences are not split: {}; {} multiprocessors", problem_.dk,
+                               kLongestNarrowKey, explain(split), multiprocessors_);
         return fmt::format("{}; against {}; {} multiprocessors", explain(split), explain(other), multiprocessors_);
     }
 
@@ -286,7 +293,9 @@ class ChunkedScheduler {
     // unless sequences are so short that the extra launch costs more than it saves.
     ChunkedSplit unsplit(const ChunkedSplit& split) const {
         if (split.segments == 1 || is_short_for_two()) return {split.value_groups, 1};
-        return {problem_.dv > kValueRows && chunks_ns({2, 1}, chunks_) <= chunks_ns({1, 1}, chunks_) ? 2 : 1, 1};
+        return {
+            problem_.dv > kValueRows && !problem_.is_wide() && chunks_ns({2, 1}, chunks_) <= chunks_ns({1, 1}, chunks_) ? 2 : 1,
+            1};
     }
     bool is_short_for_two() const { return problem_.tokens < policy_.shortest_twice * kChunk; }
     // Whether gdn/prefill_ahead is faster on unsplit sequences; beside a split, where a second launch pays off at all.

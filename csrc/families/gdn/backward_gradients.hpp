@@ -9,6 +9,7 @@
 
 #include "../../jit/tensor_map.hpp"
 #include "../../launch/spec.hpp"
+#include "../chunked/problem.hpp"
 #include "prefill_kernel.hpp"
 
 namespace gdn_cuda::gdn {
@@ -66,7 +67,7 @@ struct BackwardGradients {
 
     // Whether the kernel takes rows of these sizes. GDN_PREFILL is its variable too, as of all of chunked_forward.
     static bool takes(i64 dk, i64 dv, const jit::DeviceTraits& device) {
-        return device.capability == kHopper && dv > 0 && dk <= kPrefillLongestKey &&
+        return device.capability == kHopper && dv > 0 && dk <= kLongestNarrowKey &&
                wanted_prefill() == WantedPrefill::automatic;
     }
     static bool takes(const BackwardGradientsArgs& x, const jit::DeviceTraits& device) {

@@ -8,7 +8,8 @@
 
 namespace gdn_cuda::gdn {
 
-inline constexpr int kPrefillLongestKey = 128, kHopper = 90;
+inline constexpr int kPrefillLongestKey = 256, kHopper = 90;
+inline constexpr int kChannelsLongestKey = 128;  // with a gate for every channel
 
 // Chooses the kernel of chunked_forward with a gate for each head. `rows_fit`: all rows start at and span multiples of 16
 // bytes. `scalars_near`: gate and beta strides are within kLongestScalarStride. Lengths are no input: what a sequence is packed
@@ -65,7 +66,7 @@ inline std::string explain_channel_kernel(bool fits, bool fits_hopper, int capab
         case PrefillKernel::channels_mma:
             return gates + "by chunks on tensor cores, not in Hopper's own kernels: " +
                    (capability != kHopper ? "the GPU is not a Hopper"
-                    : !fits_hopper        ? fmt::format("they take dk up to {}", kPrefillLongestKey)
+                    : !fits_hopper        ? fmt::format("they take dk up to {}", kChannelsLongestKey)
                                           : forced);
         default:
             break;

@@ -257,6 +257,8 @@ TEST(PrefillHeuristic, EveryFormOfAConfigurationIsRegistered) {
         EXPECT_NE(std::ranges::find(kPrefillConfigurations, config), kPrefillConfigurations.end()) << to_text(config);
     };
     for (const DType io : {DType::bf16, DType::f16})
+        for (const int head_k : {192, 256}) expect_registered(chunked_config(head_k, 1, io));
+    for (const DType io : {DType::bf16, DType::f16})
         for (const int head_k : {64, 96, 128})
             for (const int value_groups : {1, 2}) {
                 ChunkedConfig config = chunked_config(head_k, value_groups, io);
@@ -267,6 +269,30 @@ TEST(PrefillHeuristic, EveryFormOfAConfigurationIsRegistered) {
                 config.persistent = true;
                 if (value_groups == 2) expect_registered(config);
             }
+}
+
+TEST(PrefillHeuristic, SequencesOfLongKeysAreNotSplit) {
+    for (const bool deterministic : {false, true})
+        for (const int dk : {136, 192, 256})
+            for (const int heads : {1, 4, 32, 128})
+                for (const i64 tokens : {64, 2048, 8192, 131072}) {
+                    const ChunkedProblem problem{.sequences = 1,
+                                                 .tokens = tokens,
+                                                 .heads = heads,
+                                                 .dk = dk,
+                                                 .dv = 256,
+                                                 .io = DType::bf16,
+                                                 .state = DType::f32,
+                                                 .deterministic = deterministic};
+                    const ChunkedSchedule schedule = scheduler_of(problem).schedule();
+                    EXPECT_EQ(schedule.config, chunked_config(dk, 1, DType::bf16));
+                    EXPECT_EQ(schedule.unsplit, schedule.config);
+                    EXPECT_FALSE(schedule.two_launches || schedule.ahead);
+                    EXPECT_EQ(schedule.summaries, 0);
+                    EXPECT_EQ(schedule.workspace(), 0);
+                    EXPECT_EQ(schedule.blocks, 4 * heads);
+                    EXPECT_EQ(schedule.split.segments, 1);
+                }
 }
 
 // Slow-decay heads take at most 3 % longer than without a split, and a second launch; calls too short for one stay with
@@ -325,8 +351,8 @@ TEST(PrefillHeuristic, FewHeadsAreSpreadAndManyShareTheirHelpers) {
 
 TEST(PrefillKernel, HopperHasItsOwnAndTheRestShareOne) {
     using Wanted = WantedPrefill;
-    EXPECT_EQ(prefill_kernel(true, true, 128, 90, Wanted::automatic), PrefillKernel::wgmma);
-    EXPECT_EQ(prefill_kernel(true, true, 136, 90, Wanted::automatic), PrefillKernel::mma);
+    for (const int dk : {8, 128, 136, 256})
+        EXPECT_EQ(prefill_kernel(true, true, dk, 90, Wanted::automatic), PrefillKernel::wgmma) << dk;
     EXPECT_EQ(prefill_kernel(true, false, 128, 90, Wanted::automatic), PrefillKernel::mma) << "gates far apart";
     for (const int capability : {80, 86, 89, 100, 120})
         EXPECT_EQ(prefill_kernel(true, true, 128, capability, Wanted::automatic), PrefillKernel::mma) << capability;

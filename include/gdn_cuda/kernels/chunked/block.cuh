@@ -328,13 +328,22 @@ __device__ __forceinline__ void set_barriers(ChunkedPlan<kConfig>& shared) {
     for (int i = 0; i < kConfig.stages; ++i) {
         // Producers of keys, queries and values, and the scalar warp's lanes; if the cache is loaded, the producers of the keys
         // and values of a chunk with a tail; in a chain, the producer of M.
-        set(shared.stage_full[i], chains ? 1 : loads_cache ? 2 : 3 + 32);
+        set(shared.stage_full[i], chains ? 1 : loads_cache ? 2 : kConfig.is_wide() ? 1 + 32 : 3 + 32);
         set(shared.exponents_full[i], kWarpgroup);
         set(shared.matrices_full[i], loads_cache ? 4 : 2 * kWarpgroup);
         set(shared.stage_empty[i], kConfig.value_groups * 4);
     }
 #pragma unroll
     for (auto& word : shared.scratch_empty) set(word, kWarpgroup);
+    if constexpr (kConfig.is_wide()) {
+#pragma unroll
+        for (int i = 0; i < kConfig.row_stages(); ++i) {
+            set(shared.rows_full[i], 2);
+            set(shared.rows_empty[i], 4);
+        }
+        set(shared.inverse_empty, 4);
+        set(shared.scores_empty, 4);
+    }
     cutlass::arch::fence_barrier_init();
 }
 

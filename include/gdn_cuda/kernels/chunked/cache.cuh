@@ -35,7 +35,7 @@ __device__ __forceinline__ void start_store(CachedChunk<kConfig>& cached,
 // By one thread: starts caching a chunk that helper roles have computed.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void start_cached_store(const ChunkedPlan<kConfig>& shared, int chunk) {
-    const int stage = PipelineStage<kConfig.stages>(chunk).index, slot = chunk % (kConfig.stages - 1);
+    const int stage = PipelineStage<kConfig.stages>(chunk).index, slot = chunk % kConfig.slots();
     auto& cached = static_cast<CachedChunk<kConfig>*>(shared.work.cache.chunks)[in_time<kConfig>(shared.work.tokens, chunk)];
     const auto cancels = shared.cancels[slot];
     cutlass::arch::fence_view_async_shared();
@@ -51,8 +51,8 @@ template <ChunkedConfig kConfig, class Plan>
 __device__ __forceinline__ void clear_tail_tokens(Plan& shared, const PassTokens& tokens, unsigned long long& full) {
     const int chunk = tail_chunk<kConfig>(tokens), lane = threadIdx.x % 32;
     barrier(full).wait(0);
-    clear_tokens_from<kConfig, 32>(shared.stages[PipelineStage<kConfig.stages>(chunk).index], lane,
-                                   tokens_in<kConfig>(tokens, chunk));
+    auto&& stage = tiles_of<kConfig>(shared, chunk, PipelineStage<kConfig.stages>(chunk).index);
+    clear_tokens_from<kConfig, 32>(stage, lane, tokens_in<kConfig>(tokens, chunk));
     cutlass::arch::fence_view_async_shared();
     __syncwarp();
 }
@@ -89,7 +89,7 @@ struct CachedChunkLoader {
     };
     __device__ __forceinline__ void load_cached() {
         using Copy = cute::SM90_BULK_COPY_G2S;
-        constexpr int kSlots = kConfig.stages - 1;
+        constexpr int kSlots = kConfig.slots();
         const auto* from = static_cast<const Cached*>(work.cache.chunks);
         fence_proxy_async_global();
         Scalars next(from[0]);
@@ -122,7 +122,7 @@ struct CachedChunkLoader {
         for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
             barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
-            auto& stage = shared.stages[current.index];
+            auto&& stage = tiles_of<kConfig>(shared, chunk, current.index);
             Barrier& matrices_full = barrier(shared.matrices_full[current.index]);
             if (which == queries && chunk < work.tokens.first_output) {
                 matrices_full.arrive();

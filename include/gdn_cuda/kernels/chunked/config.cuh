@@ -19,7 +19,7 @@ constexpr i64 kLongestScalarStride = (i64{1} << 31) / 8;
 constexpr int kWorkTileStages = 3;  // stages of a persistent block, which knows each stage's chunk (chunked/work.cuh)
 
 struct ChunkedConfig {
-    int head_k;          // 64, 96 or 128; shorter keys are zero-padded
+    int head_k;          // 64, 96, 128, 192 or 256; shorter keys are zero-padded
     int value_groups;    // warpgroups with 64 rows of the state each
     int inverse_groups;  // warpgroups that invert I + A, in turn
     int stages;          // chunks in flight in shared memory
@@ -36,15 +36,24 @@ struct ChunkedConfig {
 
     // What the roles rely on; ChunkedPlan asserts it, so that no kernel can be built of anything else.
     GDN_HOST_DEVICE constexpr bool is_valid() const {
-        const bool is_supported = (head_k == 64 || head_k == 96 || head_k == 128) && (value_groups == 1 || value_groups == 2) &&
-                                  (inverse_groups == 1 || inverse_groups == 2) && stages >= 2 &&
-                                  (io == DType::bf16 || io == DType::f16);
+        const bool is_narrow = head_k == 64 || head_k == 96 || head_k == 128;
+        const bool is_supported = (is_narrow || (is_wide() && value_groups == 1 && inverse_groups == 1 && stages == 3)) &&
+                                  (value_groups == 1 || value_groups == 2) && (inverse_groups == 1 || inverse_groups == 2) &&
+                                  stages >= 2 && (io == DType::bf16 || io == DType::f16);
         // A persistent block's one inverse warpgroup takes all chunks and plans work tiles; its sequences are not split.
         const bool persists = inverse_groups == 1 && stages == kWorkTileStages && !chained && direction == Direction::forward;
         // Segments hand states forward only.
         return is_supported && (!persistent || persists) && (!chained || direction == Direction::forward) &&
-               (!trains || (!persistent && !chained));
+               (!trains || (!persistent && !chained)) &&
+               (!is_wide() || (!persistent && !chained && !trains && direction == Direction::forward));
     }
+
+    // 64 rows of so wide a state leave no registers for its rounded copy, and three chunks of its keys and queries no shared
+    // memory: queries and values have a stage less, and what is formed of chunks one slot, which is emptied early.
+    GDN_HOST_DEVICE constexpr bool is_wide() const { return head_k == 192 || head_k == 256; }
+    GDN_HOST_DEVICE constexpr int row_stages() const { return stages - 1; }
+    // What is formed of chunks comes later than what is loaded, so one slot fewer keeps up.
+    GDN_HOST_DEVICE constexpr int slots() const { return is_wide() ? 1 : stages - 1; }
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }
@@ -54,7 +63,9 @@ struct ChunkedConfig {
     // setmaxnreg per role; value warpgroups hold the state and need the most registers, fewer for short keys.
     GDN_HOST_DEVICE constexpr int scores_registers() const { return value_groups == 2 && head_k == 128 ? 64 : 80; }
     GDN_HOST_DEVICE constexpr int inverse_registers() const { return value_groups == 2 ? 64 : 112; }
-    GDN_HOST_DEVICE constexpr int value_registers() const { return value_groups == 1 ? 208 : head_k == 128 ? 192 : 184; }
+    GDN_HOST_DEVICE constexpr int value_registers() const {
+        return is_wide() ? 256 : value_groups == 1 ? 208 : head_k == 128 ? 192 : 184;
+    }
 };
 
 // Marks a chunk in which some exp(gate) is 0: -0, distinct from a decay product that underflows.

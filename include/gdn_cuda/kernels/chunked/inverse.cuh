@@ -133,10 +133,14 @@ struct InverseRole : TriangleInverse {
     __device__ __forceinline__ int run_chunk(int chunk) {
         const PipelineStage<kConfig.stages> current(chunk);
         find_lane();
-        auto& stage = shared.stages[current.index];
+        auto&& stage = tiles_of<kConfig>(shared, chunk, current.index);
         auto& factors = shared.factors[current.index];
         barrier(shared.stage_full[current.index]).wait(current.parity);
         if (tokens_of<kConfig, kStrided>(shared, chunk, current.index) < kChunk) [[unlikely]] {
+            if constexpr (kConfig.is_wide()) {
+                const PipelineStage<kConfig.row_stages()> rows(chunk);
+                barrier(shared.rows_full[rows.index]).wait(rows.parity);
+            }
             clear_tokens_from<kConfig>(stage, thread, tokens_of<kConfig, kStrided>(shared, chunk, current.index));
             cutlass::arch::fence_view_async_shared();
             NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
@@ -158,9 +162,13 @@ struct InverseRole : TriangleInverse {
         __syncwarp();
         invert_diagonal(blocks());
         warpgroup_sync();
-        const PipelineStage<kConfig.stages> next(opaque(chunk + 1));
-        barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
-        const int slot = chunk % (kConfig.stages - 1);
+        if constexpr (kConfig.is_wide()) {
+            barrier(shared.inverse_empty).wait(static_cast<unsigned>(chunk) & 1 ^ 1);
+        } else {
+            const PipelineStage<kConfig.stages> next(opaque(chunk + 1));
+            barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
+        }
+        const int slot = chunk % kConfig.slots();
         auto& matrices = shared.matrices[slot];
         const bool cancels = store_column(factors, matrices);
         if (!kConfig.trains && cancels) [[unlikely]] {

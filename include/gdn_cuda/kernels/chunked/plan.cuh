@@ -22,12 +22,34 @@ struct NormsIf<true> {
     float query_norm[kChunk], key_norm[kChunk];
 };
 
+// The tiles that are loaded of chunks. Long keys have a ring of their own, and each ring's barriers.
 template <ChunkedConfig kConfig>
-struct ChunkedPlan {
-    static_assert(kConfig.is_valid());
+struct LoadedTiles {
     struct Stage {
         SwizzledTile key[kConfig.key_tiles()], query[kConfig.key_tiles()], value[kConfig.value_groups];
     };
+    Stage stages[kConfig.stages];
+};
+template <ChunkedConfig kConfig>
+    requires(kConfig.is_wide())
+struct LoadedTiles<kConfig> {
+    struct Stage {
+        SwizzledTile *key, *query, *value;
+    };
+    struct Rows {
+        SwizzledTile query[kConfig.key_tiles()], value[kConfig.value_groups];
+    };
+    SwizzledTile keys[kConfig.stages][kConfig.key_tiles()];
+    Rows rows[kConfig.row_stages()];
+    //     rows_full      TMA -> scores; inverse, if a sequence ends in the chunk
+    //     rows_empty     each warp of the value warpgroup has read queries and values -> scores
+    //     inverse_empty, scores_empty   it has read T, and P -> inverse, and scores
+    unsigned long long rows_full[kConfig.row_stages()], rows_empty[kConfig.row_stages()], inverse_empty, scores_empty;
+};
+
+template <ChunkedConfig kConfig>
+struct ChunkedPlan : LoadedTiles<kConfig> {
+    static_assert(kConfig.is_valid());
     // Results of the helper roles for a chunk; zero above the diagonal.
     struct Matrices {
         SwizzledTile inverse, inverse_residual;  // T = (I + A)^-1 diag(beta); its rounding residual, where needed
@@ -48,14 +70,12 @@ struct ChunkedPlan {
     struct InverseScratch {
         TriangleBlock blocks[kTriangleBlocks];
     };
-    // A chunk uses stage (chunk % stages) of what is loaded, and slot (chunk % (stages - 1)) of what is formed from it: that
-    // comes later, so one slot fewer keeps up.
-    Stage stages[kConfig.stages];
-    Matrices matrices[kConfig.stages - 1];
+    // A chunk uses stage (chunk % stages) of what is loaded, and slot (chunk % slots) of what is formed from it.
+    Matrices matrices[kConfig.slots()];
     SwizzledTile output[kConfig.value_groups];
     InverseScratch inverse[kConfig.inverse_groups];
     // Per column of blocks, whether the inverse has entries beyond kCancelThreshold; then it, V' and P are used in two parts.
-    CancelFlags cancels[kConfig.stages - 1];
+    CancelFlags cancels[kConfig.slots()];
     Factors factors[kConfig.stages];
     float decay[kConfig.stages];               // exp(G_end) of a chunk, or kResets
     ChunkedWork work, passes[kMaxPasses - 1];  // kept out of registers; passes run last to first
@@ -73,6 +93,17 @@ struct ChunkedPlan {
     //     tiles_empty     each warp of the scores and of the chunk's inverse warpgroup has multiplied its tiles -> scores
     unsigned long long tiles_empty[kConfig.stages];
 };
+
+// A chunk's tiles; `stage`: its index among the stages.
+template <ChunkedConfig kConfig, class Plan>
+GDN_HOST_DEVICE constexpr decltype(auto) tiles_of(Plan& shared, int chunk, int stage) {
+    if constexpr (kConfig.is_wide()) {
+        auto& rows = shared.rows[static_cast<unsigned>(chunk) % kConfig.row_stages()];
+        return typename ChunkedPlan<kConfig>::Stage{shared.keys[stage], rows.query, rows.value};
+    } else {
+        return (shared.stages[stage]);
+    }
+}
 
 // What a value role has to do at a time.
 template <ChunkedConfig kConfig>

@@ -24,6 +24,42 @@ __device__ __forceinline__ void start_product(TokenFragment& d, const unsigned (
         Product<kIo, 64, true>::run(d, left[step], operand + k_major_step(step), add || step > 0);
     cute::warpgroup_commit_batch();
 }
+// A pair of elements by one instruction, or by two. Where products round the same state, ptxas would keep what the first has
+// rounded for the second, and spill; it does not see that both ways give the same.
+enum class Rounding { plain, swapped };
+
+// d = state right^T, right K-major, of a state that is rounded some columns at a time, as registers are short. The last
+// columns' is in flight then; after_earlier: called once earlier products have ended.
+template <DType kIo, Rounding kRounding, int kElements, class AfterEarlier>
+__device__ __forceinline__ void start_state_product(TokenFragment& d, const float (&state)[kElements],
+                                                    const SwizzledTile* right, AfterEarlier&& after_earlier) {
+    constexpr int kSteps = kElements / 8, kStepsAtOnce = 2;
+    const auto operand = tile_operand(right, 0);
+#pragma unroll
+    for (int first = 0; first < kSteps; first += kStepsAtOnce) {
+        unsigned rounded[kStepsAtOnce][4];
+#pragma unroll
+        for (int step = 0; step < kStepsAtOnce; ++step)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float* pair = &state[8 * (first + step) + 2 * i];
+                rounded[step][i] = kRounding == Rounding::plain ? pack<kIo>(pair[0], pair[1])
+                                                                : __byte_perm(pack<kIo>(pair[1], pair[0]), 0, 0x1032);
+            }
+        cute::warpgroup_arrive();
+#pragma unroll
+        for (int step = 0; step < kStepsAtOnce; ++step)
+            Product<kIo, 64, true>::run(d, rounded[step], operand + k_major_step(first + step), first + step > 0);
+        cute::warpgroup_commit_batch();
+        cute::warpgroup_wait<1>();
+        if (first == 0) after_earlier();
+    }
+}
+template <DType kIo, Rounding kRounding, int kElements>
+__device__ __forceinline__ void start_state_product(TokenFragment& d, const float (&state)[kElements],
+                                                    const SwizzledTile* right) {
+    start_state_product<kIo, kRounding>(d, state, right, [] {});
+}
 // d += or = left right, right MN-major: tokens, to update a state, or a matrix over tokens.
 template <DType kIo, int kElements>
 __device__ __forceinline__ void start_product_mn(float (&d)[kElements], const TokenOperand& left, const SwizzledTile* right,

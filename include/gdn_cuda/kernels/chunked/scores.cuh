@@ -43,7 +43,7 @@ struct ScoresRole : Lane {
     __device__ __forceinline__ void load_tiles(int chunk, int work_tile, const PipelineStage<kConfig.stages>& current) {
         const auto& work = work_of(work_tile);
         if (chunk >= work.tokens.chunks || lane != 0 || warp == kScalarWarp) return;
-        auto& stage = shared.stages[current.index];
+        auto&& stage = tiles_of<kConfig>(shared, chunk, current.index);
         Barrier& full = barrier(shared.stage_full[current.index]);
         const bool value = warp == 1, query = warp == 2;
         if (kStrided && value) return full.arrive();
@@ -56,6 +56,33 @@ struct ScoresRole : Lane {
         full.arrive_and_expect_tx(count * static_cast<int>(sizeof(SwizzledTile)));
         tma_load(tiles[0].bytes, map, {first_element, head, token, batch}, full);
         if (count == 2) tma_load(tiles[1].bytes, map, {first_element + kTileElements, head, token, batch}, full);
+    }
+    // Long keys: by warp 3, and queries and values by warps 2 and 1.
+    __device__ __forceinline__ void load_tiles(const TensorMap& map, SwizzledTile* tiles, int count, int first_element,
+                                               int head, int chunk, unsigned long long& word) const {
+        if (lane != 0) return;
+        Barrier& full = barrier(word);
+        full.arrive_and_expect_tx(count * static_cast<int>(sizeof(SwizzledTile)));
+        const int token = first_token<kConfig>(shared.work.tokens, chunk), batch = batch_of(args, shared.work);
+#pragma unroll 1
+        for (int tile = 0; tile < count; ++tile)
+            tma_load(tiles[tile].bytes, map, {first_element + tile * kTileElements, head, token, batch}, full);
+    }
+    __device__ __forceinline__ void load_keys(int chunk) const {
+        if (warp != 3 || chunk >= shared.work.tokens.chunks) return;
+        const PipelineStage<kConfig.stages> at(chunk);
+        load_tiles(args.key, shared.keys[at.index], kConfig.key_tiles(), 0, shared.work.key_head, chunk,
+                   shared.stage_full[at.index]);
+    }
+    __device__ __forceinline__ void load_rows(int chunk) const {
+        if (warp == kScalarWarp || warp == 3 || chunk >= shared.work.tokens.chunks) return;
+        const PipelineStage<kConfig.row_stages()> at(chunk);
+        auto& rows = shared.rows[at.index];
+        if (warp == 1)
+            load_tiles(args.value, rows.value, kConfig.value_groups, shared.work.first_value, shared.work.head, chunk,
+                       shared.rows_full[at.index]);
+        else
+            load_tiles(args.query, rows.query, kConfig.key_tiles(), 0, shared.work.key_head, chunk, shared.rows_full[at.index]);
     }
     __device__ __forceinline__ void issue_loads(int chunk, ScalarStream& gates, ScalarStream& betas) const {
         for (RawElement* raw : {gates.raw, betas.raw})
@@ -138,7 +165,11 @@ struct ScoresRole : Lane {
                 if (thread == 0) load_transitions(shared, args);
                 return __syncwarp();
             }
-            run(ScalarStream(args.call.gate, shared.work), ScalarStream(args.call.beta, shared.work));
+            ScalarStream gates(args.call.gate, shared.work), betas(args.call.beta, shared.work);
+            if constexpr (kConfig.is_wide())
+                run_with_long_keys(gates, betas);
+            else
+                run(gates, betas);
         }
     }
 
@@ -157,7 +188,7 @@ struct ScoresRole : Lane {
         for (int chunk = 0; kConfig.persistent ? more : chunk < shared.work.tokens.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk), next(chunk + 1);
             find_lane();
-            auto& stage = shared.stages[current.index];
+            auto&& stage = tiles_of<kConfig>(shared, chunk, current.index);
             auto& factors = shared.factors[current.index];
             barrier(shared.stage_full[current.index]).wait(current.parity);
             if (kStrided && chunk > 0) load_behind(chunk - 1);
@@ -185,12 +216,68 @@ struct ScoresRole : Lane {
                 decay(products, *this, factors.query_row, factors.column);
                 if constexpr (kConfig.chained)
                     lane = opaque(static_cast<int>(threadIdx.x)) % 32;  // recomputed to save a register
-                store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % (kConfig.stages - 1)].scores,
+                store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % kConfig.slots()].scores,
                                                 args.call.scale);
                 cutlass::arch::fence_view_async_shared();
             }
             if constexpr (kConfig.persistent) more = is_followed(shared.work_tiles.chunks[current.index]);
             barrier(shared.matrices_full[current.index]).arrive();
+        }
+    }
+
+    // Keys and scalars of a chunk are loaded two chunks ahead, queries and values one: as soon as the value role has read those
+    // of the chunk before.
+    __device__ __forceinline__ void run_with_long_keys(ScalarStream gates, ScalarStream betas) {
+        constexpr int kStages = kConfig.stages, kRowStages = kConfig.row_stages();
+        issue_loads(0, gates, betas);
+#pragma unroll 1
+        for (int chunk = 0; chunk < kStages; ++chunk) {
+            load_keys(chunk);
+            if (chunk < kRowStages) load_rows(chunk);
+        }
+#pragma unroll 1
+        for (int chunk = 0; chunk < kStages - 1; ++chunk) {
+            store_scalars(chunk, PipelineStage<kStages>(chunk), gates, betas);
+            issue_loads(chunk + 1, gates, betas);
+        }
+#pragma unroll 1
+        for (int chunk = 0; chunk < shared.work.tokens.chunks; ++chunk) {
+            const PipelineStage<kStages> current(chunk), later(chunk + kStages - 1);
+            const PipelineStage<kRowStages> rows(chunk), next_rows(chunk + 1);
+            find_lane();
+            const auto stage = tiles_of<kConfig>(shared, chunk, current.index);
+            auto& factors = shared.factors[current.index];
+            barrier(shared.stage_full[current.index]).wait(current.parity);
+            barrier(shared.rows_full[rows.index]).wait(rows.parity);
+            if (tokens_in<kConfig>(shared.work.tokens, chunk) < kChunk) [[unlikely]]
+                NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
+            float products[32];
+            start_token_products<kConfig>(products, stage.query, stage.key);
+            if (args.call.qk_norm) {
+                compute_query_factors(stage.query, factors);
+            } else {
+                compute_factors(factors);
+                barrier(shared.exponents_full[current.index]).arrive();
+            }
+            if (chunk > 0) {
+                barrier(shared.rows_empty[next_rows.index]).wait(next_rows.parity ^ 1);
+                load_rows(chunk + 1);
+            }
+            cute::warpgroup_wait<0>();
+            warpgroup_fence_operand(products);
+            barrier(shared.exponents_full[current.index]).wait(current.parity);
+            if (thread < kChunk) store_key_scales(factors, thread, args.call.qk_norm ? factors.key_scale[thread] : 0.f);
+            barrier(shared.scores_empty).wait(static_cast<unsigned>(chunk) & 1 ^ 1);
+            if (chunk >= shared.work.tokens.first_scores) {
+                decay(products, *this, factors.query_row, factors.column);
+                store_scores<kConfig.io, false>(products, *this, shared.matrices[0].scores, args.call.scale);
+                cutlass::arch::fence_view_async_shared();
+            }
+            barrier(shared.matrices_full[current.index]).arrive();
+            barrier(shared.stage_empty[later.index]).wait(later.parity ^ 1);
+            if (chunk > 0) load_keys(chunk + kStages - 1);
+            store_scalars(chunk + kStages - 1, later, gates, betas);
+            issue_loads(chunk + kStages, gates, betas);
         }
     }
 };

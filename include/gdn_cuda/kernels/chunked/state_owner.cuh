@@ -22,7 +22,7 @@ struct StateOwner : Lane {
     const ChunkedWork& work;
 
     float state[kConfig.head_k / 2];
-    unsigned rounded_state[kStateSteps][4];
+    unsigned rounded_state[kConfig.is_wide() ? 1 : kStateSteps][4];  // a wide state is rounded for each product
 
     __device__ __forceinline__ StateOwner(Plan& shared, const ChunkedArgs& args, const ChunkedWork& work)
         : shared(shared), args(args), work(work) {
@@ -35,17 +35,20 @@ struct StateOwner : Lane {
     __device__ __forceinline__ bool is_pass(ChunkedPass pass) const {
         return kConfig.chained ? work.pass == pass : pass == ChunkedPass::outputs;
     }
-    // This warp has read the stage.
-    __device__ __forceinline__ void release(int stage) const {
+    // This warp has read the stage, or what the mbarrier is about.
+    __device__ __forceinline__ void release(int stage) const { release(shared.stage_empty[stage]); }
+    __device__ __forceinline__ void release(unsigned long long& empty) const {
         __syncwarp();
-        if (lane == 0) barrier(shared.stage_empty[stage]).arrive();
+        if (lane == 0) barrier(empty).arrive();
     }
     // The thread's first row of the state, and the state's extent (hopper/fragment.cuh).
     __device__ __forceinline__ int my_row() const { return work.first_row + index() * kValueRows + 16 * warp + g; }
     __device__ __forceinline__ int rows() const { return work.rows; }
     __device__ __forceinline__ int columns() const { return args.call.dk; }
 
-    __device__ __forceinline__ void round_state() { round_to_operand<kIo>(rounded_state, state); }
+    __device__ __forceinline__ void round_state() {
+        if constexpr (!kConfig.is_wide()) round_to_operand<kIo>(rounded_state, state);
+    }
 };
 
 }  // namespace gdn_cuda::gdn

@@ -49,7 +49,7 @@ __device__ __forceinline__ void load_transitions(ChunkedPlan<kConfig>& shared, c
 #pragma unroll 1
         for (int part = 0; part < kConfig.key_tiles(); ++part) {
             const PartOfTransition<kConfig> at_stage(summary, part);
-            auto& stage = shared.stages[at_stage.index];
+            auto&& stage = tiles_of<kConfig>(shared, part, at_stage.index);
             Barrier& full = barrier(shared.stage_full[at_stage.index]);
             barrier(shared.stage_empty[at_stage.index]).wait(at_stage.parity ^ 1);
             full.arrive_and_expect_tx(2 * kConfig.key_tiles() * static_cast<int>(sizeof(SwizzledTile)));
@@ -141,10 +141,10 @@ __device__ __forceinline__ void signal_summary_written(const Owner& own) {
 
 // The stage that holds a part of M, once it is there.
 template <class Owner>
-__device__ __forceinline__ const auto& await_transition(const Owner& own, int summary, int part) {
+__device__ __forceinline__ decltype(auto) await_transition(const Owner& own, int summary, int part) {
     const PartOfTransition<Owner::kConfig> at_stage(summary, part);
     barrier(own.shared.stage_full[at_stage.index]).wait(at_stage.parity);
-    return own.shared.stages[at_stage.index];
+    return tiles_of<Owner::kConfig>(own.shared, part, at_stage.index);
 }
 // After a reset M is 0, and S M must be 0 even where S is not finite.
 template <class Owner>
@@ -186,7 +186,8 @@ __device__ __forceinline__ void apply_summary(Owner& own, int summary) {
     cute::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-        const auto& stage = own.shared.stages[PartOfTransition<kConfig>(summary, step / kTokenSteps).index];
+        const int part = step / kTokenSteps;
+        const auto& stage = tiles_of<Owner::kConfig>(own.shared, part, PartOfTransition<kConfig>(summary, part).index);
         const auto m = tile_operand(stage.key, sizeof(SwizzledTile)) + mn_major_step(step % kTokenSteps),
                    m_residual = tile_operand(stage.query, sizeof(SwizzledTile)) + mn_major_step(step % kTokenSteps);
         Product<DType::bf16, kConfig.head_k, false>::run(own.state, residual[step], m, true);

@@ -51,9 +51,13 @@ struct Wgmma;
 GDN_WGMMA(bf16, 64, BF16BF16);
 GDN_WGMMA(bf16, 96, BF16BF16);
 GDN_WGMMA(bf16, 128, BF16BF16);
+GDN_WGMMA(bf16, 192, BF16BF16);
+GDN_WGMMA(bf16, 256, BF16BF16);
 GDN_WGMMA(f16, 64, F16F16);
 GDN_WGMMA(f16, 96, F16F16);
 GDN_WGMMA(f16, 128, F16F16);
+GDN_WGMMA(f16, 192, F16F16);
+GDN_WGMMA(f16, 256, F16F16);
 #undef GDN_WGMMA
 
 // d (64 x kN) = or += a (64 x 16) b (16 x kN). kAlongK: b is K-major (N x K in memory), else MN-major.

@@ -36,7 +36,7 @@ struct PreparedStore {
     __device__ __forceinline__ void store(int chunk, int stage) const {
         constexpr int kScalars = 4 * kChunk * static_cast<int>(sizeof(float));  // factors begin as ChunkScalars do
         static_assert(sizeof(NormsIf<true>) == kScalars / 2 && sizeof(ChunkScalars) == kScalars + 16);
-        const int slot = chunk % (kConfig.stages - 1);
+        const int slot = chunk % kConfig.slots();
         const i64 index = first + chunk * stride;
         static_assert(sizeof(CachedChunk<kConfig>) == sizeof(PreparedChunk));
         auto& cached = static_cast<CachedChunk<kConfig>*>(to.prepared)[index];

@@ -44,7 +44,7 @@ struct CachedChunkStore {
   private:
     __device__ __forceinline__ void store(int chunk, int stage) {
         auto& block = shared.block;
-        const int slot = chunk % (kConfig.stages - 1), at = first + chunk * stride;
+        const int slot = chunk % kConfig.slots(), at = first + chunk * stride;
         auto& cached = to.chunks[at];
         const auto cancels = block.cancels[slot];
         const unsigned columns = columns_that_cancel(cancels);

@@ -12,9 +12,9 @@ namespace gdn_cuda::gdn {
 // Whether a chunk that resets the state must be taken token by token; uniform over the warpgroup.
 template <class Owner>
 __device__ __forceinline__ bool products_may_overflow(const Owner& own, int chunk) {
-    constexpr float kLimit = 1e18f;  // 128 products of two smaller values sum to a finite one
+    constexpr float kLimit = 1e18f;  // 256 products of two smaller values sum to a finite one
     const int at = PipelineStage<Owner::kConfig.stages>(chunk).index;
-    const auto& stage = own.shared.stages[at];
+    const auto& stage = tiles_of<Owner::kConfig>(own.shared, chunk, at);
     float largest = 0.f;  // or NaN
 #pragma unroll
     for (const float s : own.state) largest = at_least(largest, fabsf(s));
@@ -51,7 +51,7 @@ __device__ __forceinline__ void run_tokens(Owner& own, int chunk) {
     using Io = Storage<Owner::kIo>;
     constexpr int kPairs = Owner::kConfig.head_k / 8;  // a thread's pairs of elements of a key or query
     const GdnCall& call = own.args.call;
-    auto& stage = own.shared.stages[PipelineStage<Owner::kConfig.stages>(chunk).index];
+    auto&& stage = tiles_of<Owner::kConfig>(own.shared, chunk, PipelineStage<Owner::kConfig.stages>(chunk).index);
     SwizzledTile& outputs = own.shared.output[own.index()];
     const int count = tokens_in<Owner::kConfig>(own.work.tokens, chunk);
 #pragma unroll 1

@@ -7,12 +7,16 @@
 #include <gdn_cuda/kernels/chunked/two_part.cuh>
 #include <gdn_cuda/kernels/chunked/value_role.cuh>
 #include <gdn_cuda/kernels/gdn/prefill/by_token.cuh>
+#include <gdn_cuda/kernels/gdn/prefill/wide.cuh>
 
 namespace gdn_cuda::gdn {
 
-// S q^T first shortens the dependency chain from one S to the next; a block with one value warpgroup has registers for it.
+// A block with one value warpgroup has registers for V' and the output. Then S q^T comes before S changes, which shortens the
+// dependency chain from one S to the next; and first of all, where a rounded copy of S is kept.
 template <class Owner>
-constexpr bool kQueriesFirst = Owner::kConfig.value_groups == 1;
+constexpr bool kKeepsOutput = Owner::kConfig.value_groups == 1;
+template <class Owner>
+constexpr bool kQueriesFirst = kKeepsOutput<Owner> && !Owner::kConfig.is_wide();
 
 // From V' to the next state.
 template <class Owner>
@@ -21,7 +25,7 @@ __device__ __forceinline__ void finish_without_output(Owner& own, TokenFragment&
     const PipelineStage<Owner::kConfig.stages> current(chunk);
     TokenOperand update;
     pack_scaled_tokens<Owner::kIo>(update, d, update_scale);
-    start_product_mn<Owner::kIo>(own.state, update, own.shared.stages[current.index].key);
+    start_product_mn<Owner::kIo>(own.state, update, tiles_of<Owner::kConfig>(own.shared, chunk, current.index).key);
     start_caching(own, chunk);
     wait_for_product(own.state);
     own.round_state();
@@ -59,15 +63,15 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
     constexpr DType kIo = Owner::kIo;
     const int chunk = kTwoPart ? opaque(hot_chunk) : hot_chunk;  // so the hot path keeps no addresses for the rare one
     const PipelineStage<Owner::kConfig.stages> current(chunk);
-    const auto& stage = own.shared.stages[current.index];
-    const auto& matrices = own.shared.matrices[chunk % (Owner::kConfig.stages - 1)];
+    const auto& stage = tiles_of<Owner::kConfig>(own.shared, chunk, current.index);
+    const auto& matrices = own.shared.matrices[chunk % Owner::kConfig.slots()];
     const auto& factors = own.shared.factors[current.index];
     TokenOperand x, update;
     if constexpr (kTwoPart) start_caching(own, chunk);
     if constexpr (kTwoPart) add_values_residual_to_state(own, d, update_scale, stage.key);
     pack_scaled_tokens<kIo>(update, d, update_scale);
     pack_tokens<kIo>(x, d);
-    if constexpr (kQueriesFirst<Owner>) {
+    if constexpr (kKeepsOutput<Owner>) {
         if constexpr (kTwoPart) {
             add_values_residual<Owner>(output, d, x, matrices.scores);
             add_scores_residual(own, output, x, stage, factors);
@@ -117,17 +121,20 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
 #pragma unroll 1
     for (; chunk < work.tokens.chunks; ++chunk) {
         const PipelineStage<kConfig.stages> current(chunk);
-        const auto& stage = shared.stages[current.index];
-        const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
-        const auto& cancels = shared.cancels[chunk % (kConfig.stages - 1)];
+        const auto& stage = tiles_of<kConfig>(shared, chunk, current.index);
+        const auto& matrices = shared.matrices[chunk % kConfig.slots()];
+        const auto& cancels = shared.cancels[chunk % kConfig.slots()];
         const auto& factors = shared.factors[current.index];
         own.find_lane();
         barrier(shared.matrices_full[current.index]).wait(current.parity);
 
         TokenOperand x;
-        float d[32], output[kQueriesFirst<Owner> ? 32 : 1];
+        float d[32], output[kKeepsOutput<Owner> ? 32 : 1];
         TokenFactors scales;
-        start_product<kIo>(d, own.rounded_state, stage.key);
+        if constexpr (kConfig.is_wide())
+            start_state_product<kIo, Rounding::plain>(d, own.state, stage.key);
+        else
+            start_product<kIo>(d, own.rounded_state, stage.key);
         if constexpr (kQueriesFirst<Owner>) start_product<kIo>(output, own.rounded_state, stage.query);
         load_operand(x, stage.value[own.index()], own);
         const float decay = shared.decay[current.index];
@@ -142,24 +149,33 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
                 wait_for_product(output);
             break;
         }
-        start_product<kIo>(d, x, &matrices.inverse);
-        const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
-        if constexpr (kQueriesFirst<Owner>) {
-            read_factors(scales, factors.query_scale, own.t);
-            wait_for_product<1>(output);
-            scale_tokens(output, scales);
-        }
-        scale_fragment(own.state, decay);
-        read_factors(scales, factors.update_scale, own.t);
-        wait_for_product(d);
-        const bool without_tma = is_packed(own.args) && end_of<kConfig>(work.tokens, chunk) > length;
-        if (two_part) [[unlikely]] {
-            add_inverse_residual<Owner>(d, x, cancels, matrices.inverse_residual);
-            finish<true>(own, d, output, scales, chunk, !without_tma && !warm_up);
-        } else if (warm_up) [[unlikely]] {
-            finish_without_output(own, d, scales, chunk);
+        bool without_tma;
+        if constexpr (kConfig.is_wide()) {
+            without_tma = is_packed(own.args) && end_of<kConfig>(work.tokens, chunk) > length;
+            if (__shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0) [[unlikely]]
+                finish_wide_in_two_parts(own, d, output, x, chunk, !without_tma);
+            else
+                finish_wide(own, d, output, x, decay, chunk, !without_tma);
         } else {
-            finish<false>(own, d, output, scales, chunk, !without_tma);
+            start_product<kIo>(d, x, &matrices.inverse);
+            const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
+            if constexpr (kQueriesFirst<Owner>) {
+                read_factors(scales, factors.query_scale, own.t);
+                wait_for_product<1>(output);
+                scale_tokens(output, scales);
+            }
+            scale_fragment(own.state, decay);
+            read_factors(scales, factors.update_scale, own.t);
+            wait_for_product(d);
+            without_tma = is_packed(own.args) && end_of<kConfig>(work.tokens, chunk) > length;
+            if (two_part) [[unlikely]] {
+                add_inverse_residual<Owner>(d, x, cancels, matrices.inverse_residual);
+                finish<true>(own, d, output, scales, chunk, !without_tma && !warm_up);
+            } else if (warm_up) [[unlikely]] {
+                finish_without_output(own, d, scales, chunk);
+            } else {
+                finish<false>(own, d, output, scales, chunk, !without_tma);
+            }
         }
         if (without_tma && !warm_up) [[unlikely]]
             store_output_without_tma(own, chunk);
@@ -183,7 +199,10 @@ __device__ __forceinline__ void run_chunk_by_tokens(Owner& own, int chunk) {
     if (!kConfig.persistent && ends_checkpoint(own, chunk)) store_state(own, checkpoint(own, chunk));
     own.round_state();
     finish_caching(own);
-    own.release(PipelineStage<kConfig.stages>(chunk).index);
+    if constexpr (kConfig.is_wide())
+        release_chunk(own, chunk);
+    else
+        own.release(PipelineStage<kConfig.stages>(chunk).index);
 }
 
 struct GdnRule {
