@@ -90,6 +90,20 @@ def test_hostile_inputs(gates: tuple[float, float], key_mode: str, dk: int, devi
             check(device, x, multiprocessors, groups, use_qk_l2norm=key_mode == "unnormalized")
 
 
+@pytest.mark.parametrize("length, beta", [(1.5, 1.0), (40.0, 1e-3), (1.0, -0.5), (1.0, 0.0), (1e7, 1e-14)])
+def test_keys_and_betas_beyond_fp16(length: float, beta: float, device: Device, seed: int) -> None:
+    """I + A is inverted in fp16 only where keys are no longer than 1 and betas in (0, 2]. In the last case one key is so long
+    that A has entries of 5e5, which matter although its beta is small."""
+    one = length > 100
+    for dtype in (torch.bfloat16,) if one else (torch.bfloat16, torch.float16):
+        x = inputs(device, seed, 130, 128, 128, gate_range=(-0.1, 0.0), dtype=dtype)
+        which = slice(7, 8) if one else slice(None)
+        x["key"][:, which] *= length
+        x["beta"][:, which] *= beta
+        for groups, multiprocessors in devices_of(device):
+            check(device, x, multiprocessors, groups)
+
+
 @pytest.mark.parametrize(
     "dk, dv",
     [

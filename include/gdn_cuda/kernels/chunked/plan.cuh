@@ -67,8 +67,9 @@ struct ChunkedPlan : LoadedTiles<kConfig> {
         float query_scale[kChunk];   // scale exp(G) r
         float update_scale[kChunk];  // exp(G_end - G) r
     };
-    struct InverseScratch {
-        TriangleBlock blocks[kTriangleBlocks];
+    union InverseScratch {
+        HalfBlocks half;
+        TriangleBlock blocks[kTriangleBlocks];  // where entries may be beyond fp16
     };
     // A chunk uses stage (chunk % stages) of what is loaded, and slot (chunk % slots) of what is formed from it.
     Matrices matrices[kConfig.slots()];
