@@ -17,6 +17,7 @@
 // Most blocks take one pass. Where states cross segment borders, earlier passes compute and apply summaries of segments
 // (chunked/segments.cuh). A chunk whose gates reset the state and whose products may overflow is taken token by token
 // (prefill/by_token.cuh). With three waves of blocks or more, the grid is persistent (chunked/persistent.cuh).
+// Keys of more than 128 have stages of their own (LoadedTiles), and prefill/wide.cuh has the second half of their chunks.
 //
 // kernels/chunked has what any rule with one gate a token and head needs. prefill/values.cuh is this rule's own step: what a
 // chunk does to S, in which order. A rule with a gate for each channel of the key would change chunked/factors.cuh first.
