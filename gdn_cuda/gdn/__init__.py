@@ -40,6 +40,7 @@ from .chunked_summary import chunked_summary
 from .fold_states import fold_states
 from .operators import InferenceMode, chunked_forward, fused_decode, recurrent_forward
 from .replay import ReplayBuffers, commit_replay, replay_buffers, replay_decode
+from .ring import RingBuffers, ring_buffers, ring_decode
 
 __all__ = [
     "InferenceMode",
@@ -49,6 +50,9 @@ __all__ = [
     "replay_buffers",
     "replay_decode",
     "commit_replay",
+    "RingBuffers",
+    "ring_buffers",
+    "ring_decode",
     "chunked_forward",
     "chunked_summary",
     "fold_states",

@@ -72,6 +72,29 @@ struct GDN_HOLDS_TENSORS ReplayDecode {
 // out
 Tensor replay_decode(const ReplayDecode& arguments);
 
+// Decode from a state that lacks the last tokens. The ring: keys (slots, W, Hk, dk), updates (slots, W, Hv, dv), decays (slots,
+// W, Hv) fp32, pending (slots) int32.
+struct GDN_HOLDS_TENSORS RingDecode {
+    static constexpr const char* name = "ring_decode";
+    Given query, key, value, a, b;
+    DecodeGates gates;
+    Written state_pool, keys, updates, decays, pending;
+    OptionalTensor state_indices = {}, cu_seqlens = {};
+    VerifyOptions verify = {};
+    OptionalTensor fold_mask = {};  // (sequences) bool
+    std::optional<int64_t> null_slot = {};
+    std::optional<double> scale = {};
+    GateBound bound = {};
+    bool use_qk_l2norm = true;
+    bool fold = false;  // every state takes every accepted token
+    Output out = {};
+
+    GDN_FIELDS(query, key, value, a, b, gates, state_pool, keys, updates, decays, pending, state_indices, cu_seqlens, verify,
+               fold_mask, null_slot, scale, bound, use_qk_l2norm, fold, out)
+};
+// out
+Tensor ring_decode(const RingDecode& arguments);
+
 struct GDN_HOLDS_TENSORS ChunkedForward {
     static constexpr const char* name = "chunked_forward";
     Given query, key, value;
