@@ -37,12 +37,13 @@ def inputs(batch, tokens, state):
     q, k, v = (torch.randn(batch, tokens, h, D, device="cuda", dtype=torch.bfloat16) for h in (HK, HK, HV))
     a, b = torch.randn(2, batch, tokens, HV, device="cuda").bfloat16()
     heads = (torch.zeros(HV, device="cuda"), torch.zeros(HV, device="cuda"))
-    pool = torch.randn(batch, HV, D, D, device="cuda").to(state)
+    pool = torch.randn(batch, HV, D, D, device="cuda") * (20 if state == torch.int8 else 1)
+    pool = pool.to(state)
     slots = torch.randperm(batch, device="cuda", dtype=torch.int32)
     return (q, k, v, a, b, *heads, pool), slots
 
 
-NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
+NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16", torch.int8: "int8"}
 states = [torch.bfloat16, torch.float32] if len(sys.argv) < 2 else [getattr(torch, s) for s in sys.argv[1].split(",")]
 variants = [dict(v.split("=") for v in each.split(",") if v) for each in (sys.argv[2] if len(sys.argv) > 2 else "").split(";")]
 tokens_list = [int(t) for t in (sys.argv[3] if len(sys.argv) > 3 else "1").split(",")]
@@ -57,13 +58,15 @@ for state in states:
             placed = 0.0
             if tokens == 1 and state != torch.int8:
                 placed = measured(lambda: fused_decode(q, k, v, a, b, A, bias, pool, slots, out=out))
-            pool.normal_()
+            scales = torch.full((batch, HV, D, D // 32), 0.05, device="cuda") if state == torch.int8 else None
+            if scales is None:
+                pool.normal_()
             for variant in variants:
                 os.environ.update(variant)
                 own = {} if tokens == 1 else {"num_accepted_tokens": torch.zeros(batch, device="cuda", dtype=torch.int32)}
                 times = []
                 for pending in (W // 2, W):
-                    call = lambda: ring_decode(q, k, v, a, b, A, bias, pool, *ring, slots, out=out, **own)
+                    call = lambda: ring_decode(q, k, v, a, b, A, bias, pool, *ring, slots, out=out, state_scales=scales, **own)
                     times.append(measured(call, lambda: ring.pending.fill_(pending)))
                 print(variant, NAMES[state], batch, tokens, *(f"{t:.1f}" for t in (*times, placed)), flush=True)
                 for name in variant:

@@ -269,6 +269,7 @@ def commit_replay(
     state_indices: Tensor | None = None,
     num_accepted_tokens: Tensor | None = None,
     *,
+    state_scales: Tensor | None = None,
     null_slot: int | None = None,
 ) -> Tensor:
     """Applies accepted tokens that `fused_decode(…, replay=buffers)` stored to the slots of a pool. Returns the pool.
@@ -280,6 +281,7 @@ def commit_replay(
     Shapes:
         state_pool, state_indices, num_accepted_tokens: as in `replay_decode`; without state_indices the first slots. With a
           ring as in `ring_decode`; without either of the last two, all slots
+        state_scales: as in `ring_decode`; None with buffers from `replay_buffers`
 
     Parameters:
         buffers: from `replay_buffers` or `ring_buffers` for the pool
@@ -299,10 +301,12 @@ def commit_replay(
     name = "commit_replay"
     require_tensors(name, state_pool=state_pool)
     if isinstance(buffers, RingBuffers):
-        commit_ring(state_pool, buffers, state_indices, num_accepted_tokens, null_slot)
+        commit_ring(state_pool, buffers, state_indices, num_accepted_tokens, state_scales, null_slot)
         return state_pool
     if not isinstance(buffers, ReplayBuffers):
         refuse(name, "buffers", _BUFFERS, type(buffers).__name__)
+    if state_scales is not None:
+        refuse(name, "state_scales", "None with ReplayBuffers", type(state_scales).__name__)
     require_tensors(name, **{shown: getattr(buffers, part) for part, shown in _buffer_names("buffers").items()})
     require_tensors(name, num_accepted_tokens=num_accepted_tokens)
     assert num_accepted_tokens is not None

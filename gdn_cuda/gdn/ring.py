@@ -16,6 +16,7 @@ from ..operators.schema import refuse, require_tensor, require_tensors
 from ..operators.state_slots import check_slots, is_slot
 from . import reference as gdn
 from .reference_operators import _packed, _zero_inactive, lengths_of, raw_gates_of_call
+from .state_codes import decoded, encoded
 
 MOST_ENTRIES = 32
 _NAME = "ring_decode"
@@ -45,6 +46,8 @@ def ring_buffers(state_pool: Tensor, window: int, heads_k: int, *, dtype: torch.
         keys: (slots, W, Hk, dk), dtype; updates: (slots, W, Hv, dv), fp32 with a pool of fp32, else dtype; decays: (slots, W,
           Hv), fp32, or fp64 with a dtype of fp64
         pending: (slots,), int32
+
+    A pool of int8 has scales beside it too: state_scales of `ring_decode`.
 
     Edge cases:
         A slot that is given to another sequence needs pending[slot] = 0, and nothing else of it cleared.
@@ -117,7 +120,7 @@ def _reference(x: Any) -> Tensor:
     slots = torch.arange(sequences) if x.state_indices is None else x.state_indices.to(torch.int64)
     check_slots(_NAME, "state_indices", slots, pool.shape[0], x.null_slot)
     active = is_slot(slots, x.null_slot)
-    dtype = gdn.promoted_dtype(x.query, x.key, x.value, pool, x.updates)
+    dtype = gdn.promoted_dtype(x.query, x.key, x.value, x.updates, *([] if pool.dtype == torch.int8 else [pool]))
     scale = x.query.shape[-1] ** -0.5 if x.scale is None else x.scale
     beta, gate = (y.to(dtype) for y in raw_gates_of_call(x))
     decay, value, heads = gate.exp(), x.value.to(dtype), x.value.shape[-2]
@@ -132,7 +135,8 @@ def _reference(x: Any) -> Tensor:
 
     output = torch.zeros_like(value)
     for slot, stored, tokens, asked in _sequences(x, slots, active):
-        state = pool[slot].to(dtype, copy=True)
+        coded = x.state_scales is not None
+        state = decoded(pool[slot], x.state_scales[slot]) if coded else pool[slot].to(dtype, copy=True)
         for j in range(stored):
             # These are copies because the ring is written again before a backward.
             along, update, by = (y[slot, j].to(dtype, copy=True) for y in (x.keys, x.updates, x.decays))
@@ -144,7 +148,9 @@ def _reference(x: Any) -> Tensor:
             state = advanced(state, decay[at], updates[-1], key[at])
             output[at] = scale * query_scale[at] * (state @ query[at][..., None]).squeeze(-1)
         folds = (asked or stored + len(tokens) > entries) and (stored if verifies else stored + len(tokens)) > 0
-        if folds:
+        if folds and coded:
+            pool[slot], x.state_scales[slot] = encoded(accepted if verifies else state)
+        elif folds:
             pool[slot] = (accepted if verifies else state).to(pool.dtype)
         first = 0 if folds else stored
         if verifies or not folds:
@@ -173,6 +179,7 @@ def ring_decode(
     cu_seqlens: Tensor | None = None,
     num_accepted_tokens: Tensor | None = None,
     fold_mask: Tensor | None = None,
+    state_scales: Tensor | None = None,
     null_slot: int | None = None,
     scale: float | None = None,
     use_qk_l2norm: bool = True,
@@ -193,7 +200,10 @@ def ring_decode(
         query, key, value, a, b, A_log, dt_bias, scale: as in `fused_decode`, with a gate for each head; query, key and value
           are bf16 or fp16 (on the CPU fp64 too, with a ring of fp64), with contiguous rows of multiples of 8, query has no more
           heads than value, and T is at most 16
-        state_pool: (slots, Hv, dv, dk), fp32, bf16 or fp16: each slot contiguous, any stride between slots
+        state_pool: (slots, Hv, dv, dk), fp32, bf16, fp16, or int8 with dk a multiple of 32: each slot contiguous, any stride
+          between slots
+        state_scales: (slots, Hv, dv, dk / 32), fp32, of a pool of int8 codes: a state is its code times the scale of its 32
+          columns; written as the pool is
         keys: (slots, W, Hk, dk), the dtype of query; updates: (slots, W, Hv, dv), fp32 with a pool of fp32, else the dtype of
           query; decays: (slots, W, Hv), fp32; W is 1 to 32. Any strides but the last of keys and updates
         pending: (slots,), int32: how many tokens of the ring the state lacks; these four are made by `ring_buffers`
@@ -208,7 +218,7 @@ def ring_decode(
         lower_bound: None; it is for gates of channels, which are refused
         fold: whether every state takes every accepted token, so that prefill or another call can read it
 
-    Pointers and strides of the pool, keys and updates are multiples of 16 bytes.
+    Pointers and strides of the pool, keys, updates and slots' scales are multiples of 16 bytes.
 
     Without num_accepted_tokens, new tokens go to the ring, and `pending` counts them. Where it has no room for them, the state
     takes the ring's and the new tokens, is written, and the ring is empty: of W + 1 calls with one token each one writes. With
@@ -265,7 +275,8 @@ def decode_by_ring(ring: RingBuffers, **given: Any) -> Tensor:
 
 
 def reference_by_ring(x: Any) -> Tensor:
-    return _reference(SimpleNamespace(**vars(x), **x.replay._asdict(), fold=False, fold_mask=None))
+    options = {"state_scales": None, "fold": False, "fold_mask": None}
+    return _reference(SimpleNamespace(**options | vars(x) | x.replay._asdict()))
 
 
 def commit_ring(
@@ -273,6 +284,7 @@ def commit_ring(
     buffers: RingBuffers,
     state_indices: Tensor | None,
     num_accepted_tokens: Tensor | None,
+    state_scales: Tensor | None,
     null_slot: int | None,
 ) -> None:
     """commit_replay for a ring."""
@@ -292,6 +304,7 @@ def commit_ring(
     _decode_for_commit(
         *(rows, rows, values, gates, gates, buffers.decays.new_empty(heads), None, state_pool, *buffers, state_indices),
         num_accepted_tokens=num_accepted_tokens,
+        state_scales=state_scales,
         null_slot=null_slot,
         fold=True,
     )

@@ -82,6 +82,7 @@ struct GDN_HOLDS_TENSORS RingDecode {
     OptionalTensor state_indices = {}, cu_seqlens = {};
     VerifyOptions verify = {};
     OptionalTensor fold_mask = {};  // (sequences) bool
+    OptionalWritten state_scales = {};  // of an int8 pool: (slots, Hv, dv, dk / 32) fp32
     std::optional<int64_t> null_slot = {};
     std::optional<double> scale = {};
     GateBound bound = {};
@@ -90,7 +91,7 @@ struct GDN_HOLDS_TENSORS RingDecode {
     Output out = {};
 
     GDN_FIELDS(query, key, value, a, b, gates, state_pool, keys, updates, decays, pending, state_indices, cu_seqlens, verify,
-               fold_mask, null_slot, scale, bound, use_qk_l2norm, fold, out)
+               fold_mask, state_scales, null_slot, scale, bound, use_qk_l2norm, fold, out)
 };
 // out
 Tensor ring_decode(const RingDecode& arguments);

@@ -13,8 +13,9 @@ from torch import Tensor
 
 import gdn_cuda
 
+I8 = torch.int8
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-STATE_BOUND = {F32: 1e-5, BF16: 8e-3, F16: 1e-3, torch.float64: 1e-13}
+STATE_BOUND = {F32: 1e-5, BF16: 8e-3, F16: 1e-3, I8: 2e-2, torch.float64: 1e-13}
 UPDATE_BOUND = {BF16: 8e-3, F16: 1e-3}
 
 
@@ -22,8 +23,18 @@ class Server(replay_cases.Server):
     """Sequences in slots of a pool. `decode` runs tokens, and checks outputs and which states were written; with `verifies`,
     `accept` then says how many of them are accepted. `commit` checks the pool."""
 
-    def __init__(self, seed: int, *, window: int = 4, verifies: bool = False, **options: Any) -> None:
-        super().__init__(seed, **options)
+    def __init__(
+        self, seed: int, *, window: int = 4, verifies: bool = False, state: torch.dtype = F32, **options: Any
+    ) -> None:
+        super().__init__(seed, state=F32 if state == I8 else state, **options)
+        self.scales = None
+        if state == I8:
+            slots, groups = self.pool.shape[0], (self.Hv, self.dv, self.dk // 32)
+            self.scales = self.draw(slots, self.Hv * self.dv * self.dk // 32 + 4)[:, :-4].unflatten(-1, groups).abs_()
+            memory = torch.randint(-127, 128, (slots, self.Hv * self.dv * self.dk + 32), generator=self.rng, dtype=I8)
+            self.pool = memory.to(self.device)[:, :-32].unflatten(-1, (self.Hv, self.dv, self.dk))
+            self.scales /= 100
+            self.states = self.read()
         self.window, self.verifies = window, verifies
         self.buffers = gdn_cuda.ring_buffers(self.pool, window, self.Hk, dtype=self.io)  # type: ignore[assignment]
         for stored in self.buffers[:3]:
@@ -34,8 +45,15 @@ class Server(replay_cases.Server):
         rounded = UPDATE_BOUND.get(self.io, 0.0) if self.pool.dtype != F32 else 0.0
         self.state_bound = max(STATE_BOUND[self.pool.dtype], rounded)
 
+    def read(self) -> Tensor:
+        """States of the sequences' slots, in fp64."""
+        pool = self.pool.cpu().double()
+        if self.scales is not None:
+            pool *= self.scales.cpu().double().repeat_interleave(32, -1)
+        return pool[self.slots.cpu().long()]
+
     def arguments(self, tokens: dict[str, Tensor]) -> dict[str, Any]:
-        x = super().arguments(tokens) | self.now
+        x = super().arguments(tokens) | self.now | {"state_scales": self.scales}
         return x if self.verifies else x | {"num_accepted_tokens": None}
 
     def decode(
@@ -64,9 +82,10 @@ class Server(replay_cases.Server):
         return output
 
     def commit(self, commit: Callable[..., Tensor] = gdn_cuda.commit_replay) -> None:
-        found = commit(self.pool, self.buffers, self.slots, self.accepted if self.verifies else None)
+        accepted = self.accepted if self.verifies else None
+        found = commit(self.pool, self.buffers, self.slots, accepted, state_scales=self.scales)
         assert found is self.pool
-        error = rel_rms(self.pool[self.slots.long()], self.states)
+        error = rel_rms(self.read(), self.states)
         assert error <= self.state_bound, error
         assert not self.buffers.pending[self.slots.long()].any()  # type: ignore[attr-defined]
         self.accepted.zero_()

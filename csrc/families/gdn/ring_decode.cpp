@@ -2,6 +2,7 @@
 #include <gdn_cuda/gdn.hpp>
 
 #include "../../operators/operator.hpp"
+#include "../../operators/state_scales.hpp"
 #include "prepared.hpp"
 #include "ring_decode.hpp"
 
@@ -61,13 +62,21 @@ PreparedRing prepare_ring(const RingDecode& x) {
     args.beta_factor = call.forms.beta_factor;
 
     const View pool(x.state_pool), slots = view_of(x.state_indices), accepted = accepted_of(x.verify);
-    const DType state = common.state_type = dtype_beside(check, "state_pool", pool, sequences.io);
-    const RecurrentStates states = check_states(check, common, "state_pool", pool, 4);
+    check.rank("state_pool", pool, 4, "(slots, Hv, dv, dk)");
+    check.shape("state_pool", pool, {pool.size(0), sequences.heads, sequences.dv, sequences.dk}, "(slots, Hv, dv, dk)");
+    const DType state =
+        dtype_beside(check, "state_pool", pool, sequences.io, {DType::f32, DType::bf16, DType::f16, DType::i8});
+    check.device("state_pool", pool, sequences.query, "query");
+    const View scales = view_of(x.state_scales);
+    check_state_scales(check, "state_pool", pool, "state_scales", scales);
+    GDN_REQUIRE(check, !scales.defined() || (reinterpret_cast<uintptr_t>(scales.data) % 16 == 0 && scales.stride(0) % 4 == 0),
+                "state_scales", "scales of slots that begin at multiples of 16 bytes", stride_text(scales));
     GDN_REQUIRE(check, pool.contiguous_tail(3) && (state == DType::f64 || pool.aligned16()), "state_pool",
                 "contiguous states that begin at multiples of 16 bytes", stride_text(pool));
     check.distinct("state_pool", pool);
-    args.pool = states.data;
-    args.pool_slot = states.slot;
+    args.pool = pool.data;
+    args.pool_slot = pool.stride(0);
+    if (scales.defined()) args.scales = static_cast<float*>(scales.data), args.scales_slot = scales.stride(0);
     check_slots(check, {.pool_name = "state_pool", .slots_name = "state_indices", .pool = pool, .slots = slots},
                 sequences.batch());
     GDN_REQUIRE(check, !slots.defined() || slots.rank == 1, "state_indices", "(sequences,), a slot each", shape_text(slots));
@@ -113,6 +122,7 @@ PreparedRing prepare_ring(const RingDecode& x) {
 
     check_apart(check, sequences, gates,
                 {{"state_pool", pool},
+                 {"state_scales", scales},
                  {"keys", keys},
                  {"updates", updates},
                  {"decays", decays},

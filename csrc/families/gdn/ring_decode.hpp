@@ -54,11 +54,11 @@ inline int ring_decode_rows(const RingDecodeProblem& problem, const jit::DeviceT
 }
 
 inline constexpr std::array kRingDecodeConfigurations = [] {
-    std::array<RingDecodeConfig, kMaskedHeadK.size() * 2 * 3 * 2 * 2> all{};
+    std::array<RingDecodeConfig, kMaskedHeadK.size() * 2 * 4 * 2 * 2> all{};
     size_t n = 0;
     for (const int dk : kMaskedHeadK)
         for (const DType io : {DType::bf16, DType::f16})
-            for (const DType state : {DType::f32, DType::bf16, DType::f16})
+            for (const DType state : {DType::f32, DType::bf16, DType::f16, DType::i8})
                 for (const int entries : {kFewRingEntries, kMostRingEntries})
                     for (const int tokens : {1, kMostRingTokens}) all[n++] = ring_decode_config(dk, io, state, entries, tokens);
     return all;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/recurrence/call.cuh>
+#include <gdn_cuda/kernels/recurrence/state_layout.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -23,15 +24,18 @@ struct RingDecodeConfig {
     GDN_HOST_DEVICE constexpr DType updates() const { return state == DType::f32 ? DType::f32 : io; }
     // Products with states of 16 bits are those of tensor cores, exact but for their sums.
     GDN_HOST_DEVICE constexpr bool tensor_cores() const { return state != DType::f32; }
-    GDN_HOST_DEVICE constexpr bool splits() const { return tensor_cores() && io != state; }
+    GDN_HOST_DEVICE constexpr bool codes() const { return state == DType::i8; }
+    GDN_HOST_DEVICE constexpr DType product() const { return codes() ? DType::f16 : state; }  // their operands
+    GDN_HOST_DEVICE constexpr bool splits() const { return tensor_cores() && (codes() || io != state); }
     GDN_HOST_DEVICE constexpr int parts() const { return splits() ? 2 : 1; }
+    GDN_HOST_DEVICE constexpr int groups() const { return codes() ? head_k / kCodeGroup : 0; }  // of a row, a scale each
     GDN_HOST_DEVICE constexpr int state_vectors() const { return head_k * bytes_of(state) / 16; }
     GDN_HOST_DEVICE constexpr int token_vectors() const { return head_k / kVectorElements; }
     GDN_HOST_DEVICE constexpr int most_rows() const {
         const int rows = kMostStateBytes / (head_k * bytes_of(state));
         return rows < threads() ? rows : threads();
     }
-    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return tokens == 1 ? 5 : 2; }
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return tokens > 1 ? 2 : codes() ? 7 : 5; }
 };
 
 template <RingDecodeConfig kConfig>
@@ -43,8 +47,9 @@ struct RingDecodeSharedPlan {
     static constexpr int kColumns = kVectors < 8 ? 8 : kVectors;  // of a product by tensor cores
 
     Vector state[kRows][kConfig.state_vectors()];
+    alignas(16) float scales[kConfig.codes() ? kRows * kConfig.groups() : 4];  // of the state: rows of dk / 32
     Vector tokens[kVectors][kConfig.token_vectors()];  // key and query of the first new token, of the second, ...
-    Vector parts[kConfig.splits() ? 2 * kVectors : 1][kConfig.token_vectors()];  // each, times a power of 2, in two of the state's dtype
+    Vector parts[kConfig.splits() ? 2 * kVectors : 1][kConfig.token_vectors()];  // each, times a power of 2, in two of the products' dtype
     float part_scale[kConfig.splits() ? kVectors : 1];                           // the inverse of that power
     Vector keys[kConfig.entries][kConfig.token_vectors()];
     Vector updates[kConfig.entries][kRows * bytes_of(kConfig.updates()) / 16];
@@ -74,6 +79,8 @@ struct RingDecodeArgs {
     i64 slot_count, null_slot;
     void* pool;     // (slots, Hv, dv, dk), a slot contiguous
     i64 pool_slot;  // this and the other strides below are in elements
+    float* scales;  // of int8 states: (slots, Hv, dv, dk / 32)
+    i64 scales_slot;
 
     // The ring: tokens that the state in the pool lacks.
     void* keys;  // (slots, W, Hk, dk), as given

@@ -135,12 +135,12 @@ __device__ __forceinline__ void store_scores(float (&to)[kRowCount][RingDecodeSh
     }
 }
 
-// Each new key and query as a sum of two vectors of the state's dtype, which products with states take: rows 2 n and 2 n + 1.
+// Each new key and query as a sum of two vectors of the dtype that products with states take: rows 2 n and 2 n + 1.
 // The largest element becomes 1 to 2, so that neither overflows.
 template <RingDecodeConfig kConfig>
 __device__ __forceinline__ void store_parts(RingDecodeSharedPlan<kConfig>& shared, int vectors) {
     using Io = Storage<kConfig.io>;
-    constexpr DType kType = kConfig.state;
+    constexpr DType kType = kConfig.product();
     constexpr int kPerLane = kConfig.head_k / 32, kElements = RingDecodeConfig::kVectorElements;
     const int lane = threadIdx.x % 32, column = lane * kPerLane;
 #pragma unroll 1
