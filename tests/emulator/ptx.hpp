@@ -136,6 +136,8 @@ void ptx(Operands&&... operands) {
             const auto both = load<unsigned long long>(from);
             x = static_cast<unsigned>(both), y = static_cast<unsigned>(both >> 32);
         });
+    } else if constexpr (kText == "st.global.v2.u32 [%0], {%1, %2};") {
+        run([](void* to, unsigned x, unsigned y) { store(to, static_cast<unsigned long long>(y) << 32 | x); });
     } else if constexpr (kText == "st.global.v4.u32 [%0], {%1, %2, %3, %4};") {
         run([](void* to, unsigned x, unsigned y, unsigned z, unsigned w) { store(to, Four{x, y, z, w}); });
     } else if constexpr (kText == "cp.async.cg.shared.global [%0], [%1], 16;") {
