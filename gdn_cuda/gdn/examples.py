@@ -11,7 +11,7 @@ from torch import Tensor
 from ..operators import verify
 from ..operators.examples import Arguments, Case, poisoned, random
 from ..runtime import package as gdn_cuda
-from . import InferenceMode, replay_examples
+from . import InferenceMode, replay_examples, ring_examples
 from .inputs import make_gdn_inputs, make_packed_gdn_inputs, with_raw_gates
 from .reference import CHUNK
 
@@ -402,6 +402,11 @@ def _cases() -> Iterator[Case]:
     yield Case("replay-first-call", gdn_cuda.replay_decode, replay_examples.first_call)
     yield Case("replay-channels", gdn_cuda.replay_decode, replay_examples.channel_gates)
     yield Case("replay-packed", gdn_cuda.replay_decode, replay_examples.packed, packed=True)
+
+    yield Case("ring", gdn_cuda.ring_decode, ring_examples.decode)
+    yield Case("ring-verify", gdn_cuda.ring_decode, ring_examples.verify)
+    yield Case("ring-packed", gdn_cuda.ring_decode, ring_examples.packed, packed=True)
+    yield Case("ring-int8", gdn_cuda.ring_decode, ring_examples.codes)
 
     yield Case("mn-major-fp32", gdn_cuda.transpose_to_mn_major, mn_major(fp32))
     yield Case("mn-major-bf16", gdn_cuda.transpose_to_mn_major, mn_major(bf16, leading=False, alignment=128))

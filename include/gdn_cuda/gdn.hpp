@@ -81,7 +81,7 @@ struct GDN_HOLDS_TENSORS RingDecode {
     Written state_pool, keys, updates, decays, pending;
     OptionalTensor state_indices = {}, cu_seqlens = {};
     VerifyOptions verify = {};
-    OptionalTensor fold_mask = {};  // (sequences) bool
+    OptionalTensor fold_mask = {};      // (sequences) bool
     OptionalWritten state_scales = {};  // of an int8 pool: (slots, Hv, dv, dk / 32) fp32
     std::optional<int64_t> null_slot = {};
     std::optional<double> scale = {};

@@ -23,9 +23,7 @@ class Server(replay_cases.Server):
     """Sequences in slots of a pool. `decode` runs tokens, and checks outputs and which states were written; with `verifies`,
     `accept` then says how many of them are accepted. `commit` checks the pool."""
 
-    def __init__(
-        self, seed: int, *, window: int = 4, verifies: bool = False, state: torch.dtype = F32, **options: Any
-    ) -> None:
+    def __init__(self, seed: int, *, window: int = 4, verifies: bool = False, state: torch.dtype = F32, **options: Any) -> None:
         super().__init__(seed, state=F32 if state == I8 else state, **options)
         self.scales = None
         if state == I8:

@@ -65,9 +65,7 @@ def test_head_dimensions(dk: int, dv: int, state: torch.dtype, device: Device, s
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("io", [BF16, F16])
 @pytest.mark.parametrize("tokens, window", [(1, 32), (16, 16), (16, 32), (7, 8), (1, 1)])
-def test_tokens_and_rings(
-    tokens: int, window: int, io: torch.dtype, state: torch.dtype, device: Device, seed: int
-) -> None:
+def test_tokens_and_rings(tokens: int, window: int, io: torch.dtype, state: torch.dtype, device: Device, seed: int) -> None:
     decode, commit = calls(device)
     for verifies in (False, True):
         server = Server(
@@ -158,7 +156,7 @@ def test_rings_of_other_strides(device: Device, seed: int) -> None:
 
 def test_keys_of_any_size_beside_states_of_another_dtype(device: Device, seed: int) -> None:
     """Keys and queries are scaled before they become fp16."""
-    decode, commit = calls(device)
+    decode, _ = calls(device)
     for io, state, size in ((BF16, F16, 1e30), (BF16, F16, 1e-8), (F16, BF16, 1e-4)):
         server = Server(seed, dk=64, dv=24, io=io, state=state, device=device.name)
         tokens = server.tokens

@@ -1,10 +1,11 @@
 // ring_decode: decode from a state that lacks the last tokens, which a ring beside the pool holds.
+#include "ring_decode.hpp"
+
 #include <gdn_cuda/gdn.hpp>
 
 #include "../../operators/operator.hpp"
 #include "../../operators/state_scales.hpp"
 #include "prepared.hpp"
-#include "ring_decode.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {
@@ -64,8 +65,7 @@ PreparedRing prepare_ring(const RingDecode& x) {
     const View pool(x.state_pool), slots = view_of(x.state_indices), accepted = accepted_of(x.verify);
     check.rank("state_pool", pool, 4, "(slots, Hv, dv, dk)");
     check.shape("state_pool", pool, {pool.size(0), sequences.heads, sequences.dv, sequences.dk}, "(slots, Hv, dv, dk)");
-    const DType state =
-        dtype_beside(check, "state_pool", pool, sequences.io, {DType::f32, DType::bf16, DType::f16, DType::i8});
+    const DType state = dtype_beside(check, "state_pool", pool, sequences.io, {DType::f32, DType::bf16, DType::f16, DType::i8});
     check.device("state_pool", pool, sequences.query, "query");
     const View scales = view_of(x.state_scales);
     check_state_scales(check, "state_pool", pool, "state_scales", scales);

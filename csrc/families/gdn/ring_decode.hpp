@@ -46,7 +46,8 @@ inline i64 ring_decode_blocks_in_all(const RingDecodeProblem& problem, int rows)
 }
 inline int ring_decode_rows(const RingDecodeProblem& problem, const jit::DeviceTraits& device) {
     constexpr int kStep = RingDecodeConfig::kTileRows;
-    if (const char* rows = std::getenv("GDN_RING_ROWS")) return std::min(std::atoi(rows), ring_decode_config(problem).most_rows());
+    if (const char* rows = std::getenv("GDN_RING_ROWS"))
+        return std::min(std::atoi(rows), ring_decode_config(problem).most_rows());
     int rows = std::min(ring_decode_config(problem).most_rows(), static_cast<int>(ceil_div(problem.dv, kStep)) * kStep);
     while (rows > kStep && ring_decode_blocks_in_all(problem, rows) < kRingBlocksPerMultiprocessor * device.multiprocessors)
         rows = std::max(kStep, rows / 2 / kStep * kStep);

@@ -76,6 +76,7 @@ ANY_STRIDE = {
     "recurrent_forward": "query key value state final_state beta gate num_accepted_tokens",
     "fused_decode": "query key value a b state_pool step_states state_indices parents",
     "replay_decode": "a b state_indices",
+    "ring_decode": "a b state_indices decays",
     "chunked_forward": "query key value state state_indices final_state checkpoints states_before beta gate",
     "chunked_summary": "key value beta gate",
     "transpose_to_mn_major": "input",

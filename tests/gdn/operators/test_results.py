@@ -45,6 +45,10 @@ def expected_results(case: Case, arguments: Arguments) -> tuple[list[Tensor], Ar
     if function is gdn_cuda.replay_decode:
         output = reference.replay_decode(**x)
         return [output], {name: x[name] for name in ("state_pool", *gdn_cuda.ReplayBuffers._fields)}
+    if function is gdn_cuda.ring_decode:
+        output = reference.ring_decode(**x)
+        written = ("state_pool", "state_scales", *gdn_cuda.RingBuffers._fields)
+        return [output], {name: x[name] for name in written if name in x}
     if function is gdn_cuda.chunked_forward:
         return expected_chunked(x)
     if function is gdn_cuda.chunked_summary:

@@ -1,6 +1,6 @@
-// gdn/ring_decode: tokens after a state that lacks the last ones, which a ring of W tokens beside it holds. The ring has keys k_j,
-// updates w_j = v'_j times the key's scale, and decays. For a new token t, with D the decay since the state and j over the ring's
-// tokens and the new ones before t:
+// gdn/ring_decode: tokens after a state that lacks the last ones, which a ring of W tokens beside it holds. The ring has keys
+// k_j, updates w_j = v'_j times the key's scale, and decays. For a new token t, with D the decay since the state and j over the
+// ring's tokens and the new ones before t:
 //
 //     v'_t = beta (v - D S k - sum over j of (decays after j) w_j (k_j.k))
 //     o_t = scale (D S q + sum over j <= t of (decays after j) w_j (k_j.q))
@@ -12,8 +12,8 @@
 // A block has up to 32 KB of rows of a head's state, which it copies to shared memory by cp.async as soon as the slot is known,
 // so that five blocks an SM have 160 KB in flight and need few registers. Products with states of 16 bits are 16 x 8 tiles of
 // mma.sync: a lane reads 16 bytes of a row at a time, and elements are multiplied in the order in which lanes have them, the
-// same on both sides, so that no fragment is shuffled. Keys and queries of another dtype are two summands of the state's. Scores
-// of the ring's keys are products of the same kind. fp32 states take multiply-adds.
+// same on both sides, so that no fragment is shuffled. Keys and queries of another dtype are two summands of the state's.
+// Scores of the ring's keys are products of the same kind. fp32 states take multiply-adds.
 //
 // Then a thread a row computes the recurrence between tokens. Rounding is that of fp32 sums, and of updates and states where
 // they are stored. Decays of 0 are selects: nothing before a reset shows, whatever it was.
@@ -80,9 +80,7 @@ __device__ __forceinline__ void finish_tokens(RingDecodeSharedPlan<kConfig>& sha
             prediction = fmaf(updates[s], shared.scores[2 * s][2 * t], prediction);
             output = fmaf(updates[s], shared.scores[2 * s][2 * t + 1], output);
         }
-        const auto norm = [&](int vector) {
-            return args.qk_norm ? rsqrtf(shared.scores[vector][vector] + kNormEpsilon) : 1.f;
-        };
+        const auto norm = [&](int vector) { return args.qk_norm ? rsqrtf(shared.scores[vector][vector] + kNormEpsilon) : 1.f; };
         const float key_scale = norm(2 * t);
         updates[t] = shared.beta[t] * (to_float(values.value[t]) - key_scale * prediction) * key_scale;
         output = args.scale * norm(2 * t + 1) * fmaf(updates[t], shared.scores[2 * t][2 * t + 1], output);

@@ -49,11 +49,12 @@ struct RingDecodeSharedPlan {
     Vector state[kRows][kConfig.state_vectors()];
     alignas(16) float scales[kConfig.codes() ? kRows * kConfig.groups() : 4];  // of the state: rows of dk / 32
     Vector tokens[kVectors][kConfig.token_vectors()];  // key and query of the first new token, of the second, ...
-    Vector parts[kConfig.splits() ? 2 * kVectors : 1][kConfig.token_vectors()];  // each, times a power of 2, in two of the products' dtype
-    float part_scale[kConfig.splits() ? kVectors : 1];                           // the inverse of that power
+    Vector parts[kConfig.splits() ? 2 * kVectors : 1]
+                [kConfig.token_vectors()];              // each, times a power of 2, in two of the products' dtype
+    float part_scale[kConfig.splits() ? kVectors : 1];  // the inverse of that power
     Vector keys[kConfig.entries][kConfig.token_vectors()];
     Vector updates[kConfig.entries][kRows * bytes_of(kConfig.updates()) / 16];
-    float products[kVectors][kRows];         // rows of the state times keys and queries; then updates in place of keys'
+    float products[kVectors][kRows];                 // rows of the state times keys and queries; then updates in place of keys'
     float stored_scores[kConfig.entries][kColumns];  // the ring's keys times keys and queries
     float scores[kVectors][kColumns];                // keys and queries times each other
     float decay[kTokens], beta[kTokens];
@@ -89,8 +90,8 @@ struct RingDecodeArgs {
     i64 updates_slot, updates_entry, updates_head;
     float* decays;  // (slots, W, Hv)
     i64 decays_slot, decays_entry, decays_head;
-    int entries;        // W
-    bool reads_ahead;   // all entries are loaded before their count is known
+    int entries;       // W
+    bool reads_ahead;  // all entries are loaded before their count is known
     // (slots,): how many entries the state lacks, in the lower 16 bits. The upper ones count the blocks of the running call
     // that have read the ring; they are 0 between calls.
     unsigned* pending;

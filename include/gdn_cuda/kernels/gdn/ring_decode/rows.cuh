@@ -142,7 +142,8 @@ struct RingRows {
     __device__ __forceinline__ static Vector<Io, 4, true> token_at(const Row* rows, int row, int column) {
         constexpr int kElements = RingDecodeConfig::kVectorElements;
         Vector<Io, 4, true> columns;
-        columns.load(reinterpret_cast<const Io*>(rows[row][ring_vector_at(row, column / kElements)].bytes) + column % kElements);
+        columns.load(reinterpret_cast<const Io*>(rows[row][ring_vector_at(row, column / kElements)].bytes) +
+                     column % kElements);
         return columns;
     }
     // A state's columns times a decay, of which 0 clears them.
@@ -187,8 +188,8 @@ struct RingRows {
             uint2 codes[2];
 #pragma unroll
             for (int r = 0; r < 2; ++r)
-                codes[r] = *reinterpret_cast<const uint2*>(
-                    shared.state[rows[r]][vector_at(rows[r], group * 2 + t / 2)].bytes + t % 2 * 8);
+                codes[r] = *reinterpret_cast<const uint2*>(shared.state[rows[r]][vector_at(rows[r], group * 2 + t / 2)].bytes +
+                                                           t % 2 * 8);
             uint4 c{};
             if (column + g < columns)
                 c = *reinterpret_cast<const uint4*>(shared.parts[column + g] + ring_vector_at(column + g, group * 4 + t));

@@ -145,8 +145,9 @@ __device__ __forceinline__ void store_parts(RingDecodeSharedPlan<kConfig>& share
     const int lane = threadIdx.x % 32, column = lane * kPerLane;
 #pragma unroll 1
     for (int vector = threadIdx.x / 32; vector < vectors; vector += RingDecodeConfig::kWarps) {
-        const Io* const from = reinterpret_cast<const Io*>(
-            shared.tokens[vector][ring_vector_at(vector, column / kElements)].bytes) + column % kElements;
+        const Io* const from =
+            reinterpret_cast<const Io*>(shared.tokens[vector][ring_vector_at(vector, column / kElements)].bytes) +
+            column % kElements;
         float x[kPerLane], most = 0.f;
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i) x[i] = to_float(from[i]), most = fmaxf(most, fabsf(x[i]));
