@@ -17,7 +17,7 @@ struct RingDecodeConfig {
 
     GDN_FIELDS(head_k, io, state, entries, tokens)
 
-    static constexpr int kWarps = 4, kTileRows = 16, kMostStateBytes = 32 * 1024;
+    static constexpr int kWarps = 4, kTileRows = 16;
     static constexpr int kVectorElements = 8;  // of keys and queries, in 16 bytes
     GDN_HOST_DEVICE static constexpr int threads() { return 32 * kWarps; }
     // Updates in the ring are rounded where the state is.
@@ -32,8 +32,8 @@ struct RingDecodeConfig {
     GDN_HOST_DEVICE constexpr int state_vectors() const { return head_k * bytes_of(state) / 16; }
     GDN_HOST_DEVICE constexpr int token_vectors() const { return head_k / kVectorElements; }
     GDN_HOST_DEVICE constexpr int most_rows() const {
-        const int rows = kMostStateBytes / (head_k * bytes_of(state));
-        return rows < threads() ? rows : threads();
+        const int most = tokens > 1 && head_k > 128 ? 8 << 10 : 32 << 10, rows = most / (head_k * bytes_of(state));
+        return rows < kTileRows ? kTileRows : rows < threads() ? rows : threads();
     }
     GDN_HOST_DEVICE constexpr int blocks_at_least() const { return tokens > 1 ? 2 : codes() ? 7 : 5; }
 };
