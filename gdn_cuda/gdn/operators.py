@@ -307,8 +307,8 @@ def fused_decode(
         allow_negative_eigenvalues: whether beta is twice the sigmoid
         lower_bound: below 0, for a gate of every channel: gate = lower_bound·σ(exp(A_log)·(a + dt_bias)), in which A_log
           None makes the exponential 1
-        replay: buffers from `replay_buffers`, for speculative verify that writes one state per call, or from `ring_buffers`, for
-          tokens in a ring that writes a state when it is full
+        replay: buffers from `replay_buffers`, for speculative verify that writes one state per call, or from `ring_buffers`,
+          for a ring of tokens whose states are written when it is full
         out: where the output is written; None allocates it
 
     Sequence n reads slot `state_indices[n]` and writes it back, or slot `write_indices[n]` instead.
@@ -318,8 +318,8 @@ def fused_decode(
     written only with `write_indices`, the last state. With `parents` too, the tokens are a tree: token t continues from the
     state after token parents[n, t], an earlier token, or from the slot if that is −1. Or give `replay`, buffers from
     `replay_buffers`: the call stores its tokens there, and the next call applies the accepted ones, so that one state is
-    written per call (`replay_decode`). With buffers from `ring_buffers` states are read in every call and written when the ring is
-    full (`ring_decode`).
+    written per call (`replay_decode`). With buffers from `ring_buffers` states are read in every call and written when the
+    ring is full (`ring_decode`).
 
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay reads the indices' current values.
 

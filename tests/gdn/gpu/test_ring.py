@@ -44,7 +44,7 @@ def test_equals_steps_in_place(batch: int, seed: int) -> None:
 
 @pytest.mark.parametrize("pace", [0.0, -3.0, -6.0])
 def test_errors_over_many_tokens(pace: float, seed: int) -> None:
-    """int8 with a ring of 8 beside bf16 states written at every token: outputs in fp16, as those in bf16 hide the difference."""
+    """int8 with a ring of 8 beside bf16 states written at every token: outputs in fp16, as bf16 hides the difference."""
     generator = torch.Generator("cuda").manual_seed(seed)
     sequences, Hk, Hv, D, W = 4, 4, 8, 128, 8
     draw = lambda *shape: torch.randn(*shape, generator=generator, device="cuda")  # noqa: E731

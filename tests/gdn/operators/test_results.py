@@ -114,8 +114,11 @@ def expected_state_update(x: Arguments) -> Arguments:
 
 
 def check_close(got: Tensor, expected: Tensor, stored: torch.dtype, what: str) -> None:
-    tolerance = ROUNDING[stored]
     assert got.dtype == stored, what
+    if stored == torch.int32:
+        assert torch.equal(got, expected), what
+        return
+    tolerance = 1e-2 if stored == torch.int8 else ROUNDING[stored]  # a code may be the next one
     assert rel_rms(got, expected) <= tolerance, what
 
 
