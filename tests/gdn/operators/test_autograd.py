@@ -24,7 +24,7 @@ NAMES = list(EACH)
 def written_floats(case: Case) -> list[str]:
     """Arguments that may have gradients: neither counts nor codes."""
     x = case.make(2, 3, 0)
-    return [name for name in written_by(case) if x[name].is_floating_point()]
+    return [name for name in written_by(case) if name not in x or x[name].is_floating_point()]
 
 
 WRITTEN = {name: written for name, case in EACH.items() if (written := written_floats(case))}

@@ -29,8 +29,8 @@ struct CodesToken {
     static constexpr int kGroups = kConfig.groups(), kColumns = 8, kLanes = 4;
     static_assert(kColumns * kLanes == kCodeGroup);
 
-    uint4 key[kGroups];    // scaled, rounded to fp16
-    uint4 right[kGroups];  // the lane's column of the right operand
+    uint4 key[kGroups];
+    uint4 right[kGroups];  // the query; then the lane's column of the right operand
     float key_scale, query_scale;  // norms, without the scales
     float query_key;               // of the vectors as given
     float key_inverse, query_inverse;
@@ -45,7 +45,7 @@ struct CodesToken {
     __device__ __forceinline__ void finish(float scale, bool qk_norm, int g) {
         float key_most = 0.f, query_most = 0.f, key_square = 0.f, query_square = 0.f;
         query_key = 0.f;
-        each_pair([&](float2 k, float2 q, unsigned&, unsigned&) {
+        each_pair([&](float2 k, float2 q, unsigned&) {
             key_most = fmaxf(key_most, fmaxf(fabsf(k.x), fabsf(k.y)));
             query_most = fmaxf(query_most, fmaxf(fabsf(q.x), fabsf(q.y)));
             key_square = fmaf(k.x, k.x, fmaf(k.y, k.y, key_square));
@@ -62,12 +62,11 @@ struct CodesToken {
         query_scale = qk_norm ? scale * rsqrtf(group_sum<kLanes>(query_square) + kNormEpsilon) : scale;
         const UnitScale key_unit(key_most), query_unit(query_most);
         key_inverse = key_unit.inverse, query_inverse = query_unit.inverse;
-        each_pair([&](float2 k, float2 q, unsigned& key_pair, unsigned& right_pair) {
+        each_pair([&](float2 k, float2 q, unsigned& pair) {
             k = times(k, {key_unit.scale, key_unit.scale}), q = times(q, {query_unit.scale, query_unit.scale});
-            key_pair = pack<DType::f16>(k.x, k.y);
             const float2 x = g < 2 ? k : q;
             const unsigned near = pack<DType::f16>(x.x, x.y);
-            right_pair = g >= 4 ? 0u : g % 2 == 0 ? near : pack_residual<DType::f16>(x.x, x.y, near);
+            pair = g >= 4 ? 0u : g % 2 == 0 ? near : pack_residual<DType::f16>(x.x, x.y, near);
         });
     }
 
@@ -75,15 +74,40 @@ struct CodesToken {
     __device__ __forceinline__ void each_pair(const auto& act) {
 #pragma unroll
         for (int v = 0; v < kGroups; ++v) {
-            unsigned *keys = &key[v].x, *others = &right[v].x;
+            const unsigned* keys = &key[v].x;
+            unsigned* others = &right[v].x;
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                act(unpack<kConfig.io>(keys[i]), unpack<kConfig.io>(others[i]), keys[i], others[i]);
+                act(unpack<kConfig.io>(keys[i]), unpack<kConfig.io>(others[i]), others[i]);
         }
     }
 };
 
-// A group's new values where fp16 has no unit for them. Returns the scale.
+// A group's new codes, of which a lane has eight: state times its scale, and the update times the key. Returns the scale.
+__device__ __forceinline__ float update_codes(uint2& codes, const unsigned (&old)[4], float scale, float update,
+                                              const uint4& key) {
+    constexpr float kLeastUnit = 0x1p-120f, kLeastOfUnits = 0.002f;  // whose inverse is finite in fp16, times 127
+    const float unit = fmaxf(fmaxf(scale, fabsf(update) * (1.f / 64)), kLeastUnit), inverse = reciprocal_fast(unit);
+    const __half2 state_units = __float2half2_rn(scale * inverse), update_units = __float2half2_rn(update * inverse);
+    const unsigned keys[4] = {key.x, key.y, key.z, key.w};
+    unsigned x[4], most_pair = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        x[i] = bits_of_pair(__hfma2(update_units, as_half2(keys[i]), __hmul2(state_units, as_half2(old[i]))));
+        most_pair = larger<DType::f16>(most_pair, x[i]);
+    }
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2)
+        most_pair = larger<DType::f16>(most_pair, __shfl_xor_sync(0xffffffffu, most_pair, step));
+    const float2 both = unpack<DType::f16>(most_pair);
+    const float most = fmaxf(both.x, both.y);
+    const __half2 ratio = __float2half2_rn(127.f * reciprocal_fast(fmaxf(most, kLeastOfUnits)));
+    codes = {codes_of_pairs(x[0], x[1], ratio), codes_of_pairs(x[2], x[3], ratio)};
+    const float found = unit * reciprocal_fast(__low2float(ratio));
+    return most == 0.f || found < kSmallestScale ? 0.f : found;
+}
+
+// The same where numbers leave the range that has units.
 __device__ __forceinline__ float update_codes_in_fp32(uint2& codes, float decayed_scale, float update, const uint4& key) {
     float x[8], most = 0.f;
     const unsigned words[2] = {bias_codes(codes.x), bias_codes(codes.y)}, pairs[4] = {key.x, key.y, key.z, key.w};
@@ -169,6 +193,9 @@ __global__ void __launch_bounds__(kConfig.threads(), 5) decode_codes(const __gri
         cp_async_fence();
     }
     token.finish(args.scale, args.qk_norm, g);
+#pragma unroll
+    for (int v = 0; v < kGroups; ++v)
+        if (lane < 16) *reinterpret_cast<uint4*>(shared.right[warp][v][lane].bytes) = token.right[v];
     TokenScalars scalars;
     gates.finish(args, forms, scalars);
 
@@ -199,14 +226,15 @@ __global__ void __launch_bounds__(kConfig.threads(), 5) decode_codes(const __gri
                 scale[r][v] = has[r] ? own.scales[g + 8 * r][v] : 0.f;
             }
             float part[4] = {};
+            uint4 right{};
+            if (lane < 16) right = *reinterpret_cast<const uint4*>(shared.right[warp][v][lane].bytes);
             const auto& [upper, lower] = reinterpret_cast<const unsigned(&)[2][kGroups][4]>(codes);
-            mma_m16n8k16<DType::f16>(part, {upper[v][0], lower[v][0], upper[v][1], lower[v][1]}, token.right[v].x,
-                                     token.right[v].y);
-            mma_m16n8k16<DType::f16>(part, {upper[v][2], lower[v][2], upper[v][3], lower[v][3]}, token.right[v].z,
-                                     token.right[v].w);
+            mma_m16n8k16<DType::f16>(part, {upper[v][0], lower[v][0], upper[v][1], lower[v][1]}, right.x, right.y);
+            mma_m16n8k16<DType::f16>(part, {upper[v][2], lower[v][2], upper[v][3], lower[v][3]}, right.z, right.w);
 #pragma unroll
             for (int i = 0; i < 4; ++i) sums[i] = fmaf(scale[i / 2][v], part[i], sums[i]);
         }
+        float along_key[2], most_unit = 0.f;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {  // lane t = 0 has products with the key, 1 with the query
             const float product = scalars.decay == 0.f ? 0.f : scalars.decay * (sums[2 * r] + sums[2 * r + 1]);
@@ -215,46 +243,43 @@ __global__ void __launch_bounds__(kConfig.threads(), 5) decode_codes(const __gri
             if (t == 1 && has[r])
                 at(args.output, head)[row_of(tile, r)] =
                     from_float<Io>(token.query_scale * fmaf(update, token.query_key, product * token.query_inverse));
-            // In the unit of the key's fp16 elements, of which none is above 2.
-            const float along_key = update * token.key_inverse;
-            float mine = 0.f;
+            along_key[r] = update * token.key_inverse;  // of the key's fp16 elements, of which none is above 2
+            most_unit = at_least(most_unit, fabsf(along_key[r]));
 #pragma unroll
             for (int v = 0; v < kGroups; ++v) {
-                constexpr float kLeast = 0x1p-120f, kMost = 0x1p+110f;
-                const float decayed = scalars.decay == 0.f ? 0.f : scalars.decay * scale[r][v];
-                const float unit = at_least(at_least(decayed, fabsf(along_key) * (1.f / 64)), kLeast);
-                uint2 words;
-                float new_scale;
-                // All four lanes of a row agree, and other rows wait.
-                if (__all_sync(0xffffffffu, unit < kMost)) {
-                    const float inverse = reciprocal_fast(unit);
-                    const __half2 of_state = __float2half2_rn(decayed * inverse), of_key = __float2half2_rn(along_key * inverse);
-                    const unsigned* const key = &token.key[v].x;
-                    unsigned x[4], most_pair = 0;
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        x[i] = bits_of_pair(
-                            __hfma2(of_key, as_half2(key[i]), __hmul2(of_state, as_half2(codes[r][v][i]))));
-                        most_pair = larger<DType::f16>(most_pair, x[i]);
-                    }
-#pragma unroll
-                    for (int step = 1; step < 4; step *= 2)
-                        most_pair = larger<DType::f16>(most_pair, __shfl_xor_sync(0xffffffffu, most_pair, step));
-                    const float2 both = unpack<DType::f16>(most_pair);
-                    const float most = fmaxf(both.x, both.y);
-                    const __half2 ratio = __float2half2_rn(127.f * reciprocal_fast(fmaxf(most, 0.002f)));
-                    words = {codes_of_pairs(x[0], x[1], ratio), codes_of_pairs(x[2], x[3], ratio)};
-                    new_scale = unit * reciprocal_fast(__low2float(ratio));
-                    if (most == 0.f || new_scale < kSmallestScale) new_scale = 0.f;
-                } else {
-                    words = has[r] ? *codes_at(r, v) : uint2{};
-                    new_scale = update_codes_in_fp32(words, decayed, along_key, token.key[v]);
-                }
-                if (has[r]) *codes_at(r, v) = words;
-                if (t == v) mine = new_scale;
+                scale[r][v] = scalars.decay == 0.f ? 0.f : scalars.decay * scale[r][v];
+                most_unit = at_least(most_unit, scale[r][v]);
             }
-            if (t < kGroups && has[r]) scales_out[(tile * kRows + g + 8 * r) * kGroups + t] = mine;
         }
+        float mine[2] = {};
+        const auto key_of = [&](int v) { return *reinterpret_cast<const uint4*>(shared.right[warp][v][t].bytes); };
+        if (__all_sync(0xffffffffu, most_unit < 0x1p+110f)) {
+#pragma unroll
+            for (int v = 0; v < kGroups; ++v) {
+                const uint4 key = key_of(v);
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    uint2 words;
+                    const float found = update_codes(words, codes[r][v], scale[r][v], along_key[r], key);
+                    if (has[r]) *codes_at(r, v) = words;
+                    if (t == v) mine[r] = found;
+                }
+            }
+        } else {
+#pragma unroll 1
+            for (int v = 0; v < kGroups; ++v)
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    uint2 words = has[r] ? *codes_at(r, v) : uint2{};
+                    const float old = has[r] && scalars.decay != 0.f ? scalars.decay * own.scales[g + 8 * r][v] : 0.f;
+                    const float found = update_codes_in_fp32(words, old, along_key[r], key_of(v));
+                    if (has[r]) *codes_at(r, v) = words;
+                    if (t == v) mine[r] = found;
+                }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            if (t < kGroups && has[r]) scales_out[(tile * kRows + g + 8 * r) * kGroups + t] = mine[r];
         __syncwarp();
         each_vector(tile, [&](const auto* from, int offset) {
             Raw<16> vector;

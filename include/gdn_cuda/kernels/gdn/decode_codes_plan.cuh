@@ -34,6 +34,7 @@ struct DecodeCodesSharedPlan {
         alignas(16) float scales[DecodeCodesConfig::kTileRows][kConfig.groups()];
     };
     Tile tiles[DecodeCodesConfig::kWarps][DecodeCodesConfig::kTiles];
+    Vector right[DecodeCodesConfig::kWarps][kConfig.groups()][16];  // what lanes of the first four columns have
 };
 
 }  // namespace gdn_cuda::gdn
