@@ -107,9 +107,7 @@ def test_slots(coded_states: bool, to: torch.dtype, device: Device, rng: torch.G
     there = [None if x is None else x.to(device.name) for x in given]
     read_slots = torch.tensor([4, -1, 0, 2, 5])
     with device.only("gdn/move_states"):
-        found, scales = gdn_cuda.convert_states(
-            there[0], to, there[1], state_indices=read_slots.to(device.name), null_slot=2
-        )
+        found, scales = gdn_cuda.convert_states(there[0], to, there[1], state_indices=read_slots.to(device.name), null_slot=2)
     found, scales = found.cpu(), None if scales is None else scales.cpu()
     assert not found[[1, 3]].any()
     for n, slot in ((0, 4), (2, 0), (4, 5)):
@@ -300,7 +298,10 @@ def test_packed_sequences(channels: bool, dk: int, device: Device, rng: torch.Ge
     expected, states = expected_of(x)
     lengths = (2, 0, 3)
     offsets = torch.tensor([0, 2, 2, 5])
-    pack = {name: torch.cat([x[name][n, :length] for n, length in enumerate(lengths)]) for name in ("query", "key", "value", "a", "b")}
+    pack = {
+        name: torch.cat([x[name][n, :length] for n, length in enumerate(lengths)])
+        for name in ("query", "key", "value", "a", "b")
+    }
     for shift in (0, 3):
         memory = torch.zeros(x["state_pool"].numel() + shift, dtype=torch.int8, device=device.name)
         pool = memory[shift:].view(x["state_pool"].shape).copy_(x["state_pool"])

@@ -49,7 +49,9 @@ def test_scales_and_dtypes_belong_together(rng: torch.Generator) -> None:
     refuses("state_scales", "memory of its own", x | {"state_scales": x["state_scales"][:1].expand(4, -1, -1, -1)})
     refuses("state_pool", "float32", x | {"state_pool": x["state_pool"].view(torch.uint8)})
     small = drawn(rng, 2, 1, dk=64)
-    small |= {name: small[name][..., :48] for name in ("query", "key")} | {"state_pool": small["state_pool"][..., :48].contiguous()}
+    small |= {name: small[name][..., :48] for name in ("query", "key")} | {
+        "state_pool": small["state_pool"][..., :48].contiguous()
+    }
     refuses("state_pool", "multiple of 32", small)
 
 
@@ -105,7 +107,9 @@ def test_conversions_that_are_refused(rng: torch.Generator) -> None:
     refuses("out", "int8", into | {"out": states.clone(), "out_scales": None}, convert)
     refuses("out", "", into | {"out": codes[:2]}, convert)
     refuses("out", "", {"states": states, "dtype": torch.float32, "out": states}, convert)
-    refuses("write_indices", "None without out", {"states": states, "dtype": torch.int8, "write_indices": torch.arange(3)}, convert)
+    refuses(
+        "write_indices", "None without out", {"states": states, "dtype": torch.int8, "write_indices": torch.arange(3)}, convert
+    )
     refuses("state_indices", "int32 or int64", into | {"state_indices": torch.zeros(3)}, convert)
     refuses("states", "2 of them", into | {"write_indices": torch.arange(2)}, convert)
     with pytest.raises(IndexError, match="convert_states: state_indices: expected < 3, got 3"):
