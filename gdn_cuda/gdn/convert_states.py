@@ -26,13 +26,16 @@ def _rows(x: Any) -> Any:
 
 
 def _slots(x: Any) -> tuple[Tensor, Tensor]:
-    """The slots to read and to write. Raises IndexError if one is out of range."""
-    rows = torch.arange(_rows(x), device=x.states.device)
-    read, written = (rows if y is None else y.to(torch.int64) for y in (x.state_indices, x.write_indices))
-    check_slots(_NAME, "state_indices", read, x.states.shape[0], x.null_slot)
-    if x.out is not None:
-        check_slots(_NAME, "write_indices", written, x.out.shape[0], x.null_slot)
-    return read, written
+    """The slots to read and to write, −1 for padding. Raises IndexError if one is out of range."""
+    found = []
+    for name, pool in (("state_indices", x.states), ("write_indices", x.out)):
+        slots = getattr(x, name)
+        if slots is None:
+            found.append(torch.arange(_rows(x), device=x.states.device))
+            continue
+        check_slots(_NAME, name, slots, pool.shape[0], x.null_slot)
+        found.append(slots.to(torch.int64).masked_fill(~is_slot(slots, x.null_slot), -1))
+    return found[0], found[1]
 
 
 def _converted(x: Any, slots: Tensor) -> Converted:
@@ -48,8 +51,8 @@ def _converted(x: Any, slots: Tensor) -> Converted:
 def _reference(x: Any) -> Converted:
     """New states, and their scales if they are int8; 0 where the slot is skipped."""
     read, _ = _slots(x)
-    active = is_slot(read, x.null_slot)
-    states, scales = _converted(x, read.clamp(min=0).masked_fill(~active, 0))
+    active = read >= 0
+    states, scales = _converted(x, read.clamp(min=0))
     return tuple(  # type: ignore[return-value]
         None if y is None else torch.where(active.view(-1, *[1] * (y.dim() - 1)), y, 0) for y in (states, scales)
     )
@@ -68,7 +71,7 @@ def _on_cpu(x: Any) -> tuple[Tensor, Tensor]:
         states, scales = _reference(x)
         return made.copy_(states), made_scales if scales is None else made_scales.copy_(scales)
     read, written = _slots(x)
-    moved = is_slot(read, x.null_slot) & is_slot(written, x.null_slot)
+    moved = (read >= 0) & (written >= 0)
     states, scales = _converted(x, read[moved])
     x.out[written[moved]] = states
     if scales is not None:

@@ -326,8 +326,8 @@ def fused_decode(
     `replay_buffers`: the call stores its tokens there, and the next call applies the accepted ones, so that one state is
     written per call (`replay_decode`).
 
-    An int8 state is scale · code, with a scale for every 32 columns of a row (`convert_states`). It is read so, computed in fp32,
-    and rounded where it is written, with new scales. docs/numerics.md says what that loses.
+    An int8 state is scale · code, with a scale for every 32 columns of a row (`convert_states`). The call computes in fp32, and
+    rounds states where it writes them, with new scales; docs/numerics.md says what that loses.
 
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay reads the indices' current values.
 
@@ -505,8 +505,8 @@ def chunked_forward(
           `output_final_state=False`. As an argument, of any float dtype and strides: it is written and returned
         state_indices: (B,), of any stride: `state` is a pool (slots, Hv, dv, dk), read and written in place as in
           `fused_decode`, and returned as final_state
-        state_scales: (slots, Hv, dv, dk / 32), fp32, if the pool is int8, as in `fused_decode`: states are computed in fp32, and
-          checkpoints that are allocated are fp32
+        state_scales: (slots, Hv, dv, dk / 32), fp32, if the pool is int8, as in `fused_decode`; checkpoints that are allocated
+          are fp32 then
         write_indices: (B,), int32 or int64: the slots to write, if they differ from state_indices
         states_before: (rows, Hv, dv, dk): the call writes the states before each block of `checkpoint_every` tokens to it,
           ceil(length / n) rows per sequence in sequence order, and 0 to the other rows

@@ -59,9 +59,12 @@ __device__ __forceinline__ StateMove move_of(const MoveStatesArgs& args, i64 row
         return {row, row};
     } else if constexpr (kMove == StatesMove::convert) {
         const i64 from = call.slots.data == nullptr ? row : load_index(call.slots, row * call.slots_sequence);
-        const i64 to = call.last_slots.data == nullptr ? row : load_index(call.last_slots, row);
-        const Place place = place_of(call, from);
-        if (to < 0 || to == call.null_slot || to >= call.last_slot_count) return {};
+        i64 to = row;
+        if (call.last_slots.data != nullptr) {
+            to = load_index(call.last_slots, row);
+            if (to == call.null_slot || to >= call.last_slot_count) to = -1;
+        }
+        const Place place = call.slots.data == nullptr ? Place::run : place_of(call, from);
         if (place == Place::run) return {from, to};
         return {-1, args.fills ? to : -1, place == Place::skip ? 0.f : quiet_nan()};
     } else if constexpr (kMove == StatesMove::at_offsets) {
