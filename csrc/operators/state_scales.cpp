@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <gdn_cuda/kernels/recurrence/state_layout.cuh>
 
+#include "float64.hpp"
+
 namespace gdn_cuda {
 
 void check_state_scales(const Checks& check, const char* states_name, const View& states, const char* scales_name,
@@ -24,7 +26,7 @@ void check_state_scales(const Checks& check, const char* states_name, const View
                     scales.size(-1) == states.size(-1) / kCodeGroup,
                 scales_name, fmt::format("the shape of {} {} with dk / {}", states_name, shape_text(states), kCodeGroup),
                 shape_text(scales));
-    check.dtype(scales_name, scales, {DType::f32});
+    dtype_or_f64(check, scales_name, scales, {DType::f32});
     check.device(scales_name, scales, states, states_name);
     for (const auto& [name, view] : {std::pair{states_name, states}, {scales_name, scales}})
         GDN_REQUIRE(check, view.contiguous_tail(view.rank - leading), name, "contiguous states, as they are int8",

@@ -37,6 +37,7 @@ from .chunk_steps import (
     transpose_to_mn_major,
 )
 from .chunked_summary import chunked_summary
+from .convert_states import convert_states
 from .fold_states import fold_states
 from .operators import InferenceMode, chunked_forward, fused_decode, recurrent_forward
 from .replay import ReplayBuffers, commit_replay, replay_buffers, replay_decode
@@ -56,6 +57,7 @@ __all__ = [
     "chunked_forward",
     "chunked_summary",
     "fold_states",
+    "convert_states",
     "transpose_to_mn_major",
     "chunk_local_cumsum_bf16",
     "bf16_gdn_compute_u_w",

@@ -13,8 +13,8 @@ from ..operators.declare import output_like
 from ..operators.dtypes import state_dtype
 from ..operators.schema import not_a_tensor, refuse, require_tensors
 from . import reference_operators as reference
-from .replay import ReplayBuffers, decode_by_replay, reference_by_replay, replay_decode
-from .ring import RingBuffers
+from .replay import ReplayBuffers, decode_by_replay, reference_by_replay
+from .ring import RingBuffers, ring_decode
 from .training import with_gradients
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def _tokens(x: Any) -> tuple[Any, ...]:
 
 
 def _dtype_of_states(x: Any) -> torch.dtype:
-    return state_dtype(x.query) if x.state is None else x.state.dtype
+    """That of new states: with an int8 pool as without one."""
+    return state_dtype(x.query) if x.state is None or x.state.dtype == torch.int8 else x.state.dtype
 
 
 def _recurrent_shapes(x: Any) -> Tensor:
@@ -116,6 +117,7 @@ def _check_chunked(
     write_indices: Tensor | None,
     update_state: bool,
     final_state: Tensor | None,
+    state_scales: Tensor | None,
     workspace: int | None,
 ) -> None:
     if workspace is not None and not (isinstance(workspace, int) and workspace >= 0):
@@ -126,6 +128,8 @@ def _check_chunked(
             refuse("chunked_forward", "final_state", "None with state_indices, as the pool is written", "a tensor")
         if final_state is not None:
             raise ValueError(not_a_tensor("chunked_forward", "final_state", final_state, optional=True))
+    elif state_scales is not None:
+        refuse("chunked_forward", "state_scales", "None without state_indices", type(state_scales).__name__)
     elif isinstance(write_indices, Tensor):
         refuse("chunked_forward", "write_indices", "None without state_indices", "a tensor")
     elif write_indices is not None:
@@ -251,7 +255,7 @@ def _decode_reference(x: Any) -> Tensor:
     return reference.fused_decode(x) if x.replay is None else reference_by_replay(x)
 
 
-@operator(reference=_decode_reference, out=_output, instead=("replay", decode_by_replay, replay_decode))
+@operator(reference=_decode_reference, out=_output, instead=("replay", decode_by_replay, ring_decode))
 def fused_decode(
     query: Tensor,
     key: Tensor,
@@ -276,6 +280,8 @@ def fused_decode(
     use_qk_l2norm: bool = True,
     allow_negative_eigenvalues: bool = False,
     lower_bound: float | None = None,
+    state_scales: Tensor | None = None,
+    step_scales: Tensor | None = None,
     replay: ReplayBuffers | RingBuffers | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -291,10 +297,12 @@ def fused_decode(
         a, b: (…, Hv); A_log, dt_bias: (Hv,); as in `fused_gdn_gating`; dt_bias None is 0. With (…, Hv, dk), a has a value for
           every channel of the key; then dt_bias is (Hv, dk), flat, or None, and without A_log and lower_bound a is the
           logarithm of the decay
-        state_pool: (slots, Hv, dv, dk), fp32, bf16 or fp16, of any strides: fastest where each slot is contiguous
+        state_pool: (slots, Hv, dv, dk), fp32, bf16 or fp16, of any strides: fastest where each slot is contiguous; or int8,
+          each slot contiguous, dk a multiple of 32
+        state_scales: (slots, Hv, dv, dk / 32), fp32, each slot contiguous, if the pool is int8 (`convert_states`); written too
         state_indices: (B,), or (B, T) for speculative verify; int32 or int64; None: sequence n has slot n
         num_accepted_tokens, step_slots: (B,), int32 or int64
-        step_states: (rows, S, Hv, dv, dk), the pool's dtype
+        step_states: (rows, S, Hv, dv, dk), the pool's dtype; step_scales: (rows, S, Hv, dv, dk / 32), fp32, if that is int8
         cu_seqlens, has_initial_state: as in `recurrent_forward`
         write_indices: (B,), int32 or int64
         parents: (B, T), int32 or int64, T up to 64
@@ -321,10 +329,15 @@ def fused_decode(
     written per call (`replay_decode`). With buffers from `ring_buffers` states are read in every call and written when the
     ring is full (`ring_decode`).
 
+    An int8 state is scale · code, with a scale for every 32 columns of a row (`convert_states`). The call computes in fp32, and
+    rounds states where it writes them, with new scales; docs/numerics.md says what that loses.
+
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay reads the indices' current values.
 
     Edge cases:
         A gate of −∞ is an exact reset, of a channel for its column of the state.
+        An int8 state saturates where it is infinite, is 0 where its scale is 0, and a NaN of it spreads to its 32 columns
+          (`convert_states`).
         A slot to read that is negative or equal to `null_slot` skips the sequence: its output is zero, and no slot is read or
         written. A slot to write that is negative or equal to `null_slot` is not written.
         A slot past the pool raises IndexError on CPU tensors. On a GPU, where the host cannot check it without waiting, nothing
@@ -365,6 +378,7 @@ class _ChunkedOptions(TypedDict, total=False):
     final_state: Tensor | None
     checkpoints: Tensor | None
     states_before: Tensor | None
+    state_scales: Tensor | None
     workspace: int | None
     forward: Literal["chunked", "recurrent"]
     out: Tensor | None
@@ -476,6 +490,7 @@ def chunked_forward(
     final_state: Tensor | None = None,
     checkpoints: Tensor | None = None,
     states_before: Tensor | None = None,
+    state_scales: Tensor | None = None,
     workspace: int | None = None,
     forward: str = "chunked",
     out: Tensor | None = None,
@@ -493,6 +508,8 @@ def chunked_forward(
           `output_final_state=False`. As an argument, of any float dtype and strides: it is written and returned
         state_indices: (B,), of any stride: `state` is a pool (slots, Hv, dv, dk), read and written in place as in
           `fused_decode`, and returned as final_state
+        state_scales: (slots, Hv, dv, dk / 32), fp32, if the pool is int8, as in `fused_decode`; checkpoints that are allocated
+          are fp32 then
         write_indices: (B,), int32 or int64: the slots to write, if they differ from state_indices
         states_before: (rows, Hv, dv, dk): the call writes the states before each block of `checkpoint_every` tokens to it,
           ceil(length / n) rows per sequence in sequence order, and 0 to the other rows

@@ -243,6 +243,8 @@ def decode_by_replay(replay: ReplayBuffers | RingBuffers, **given: Any) -> Tenso
         return decode_by_ring(replay, **given)
     if not isinstance(replay, ReplayBuffers):
         refuse("fused_decode", "replay", f"{_BUFFERS}, or None", type(replay).__name__)
+    if given.pop("state_scales") is not None:
+        refuse("fused_decode", "state_scales", "None with ReplayBuffers", "a tensor")
     return _decode_for_fused_decode(**given, **replay._asdict())
 
 

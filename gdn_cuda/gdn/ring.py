@@ -16,7 +16,7 @@ from ..operators.schema import refuse, require_tensor, require_tensors
 from ..operators.state_slots import check_slots, is_slot
 from . import reference as gdn
 from .reference_operators import _packed, _zero_inactive, lengths_of, raw_gates_of_call
-from .state_codes import decoded, encoded
+from .state_codes import decode, store_states
 
 MOST_ENTRIES = 32
 _NAME = "ring_decode"
@@ -135,8 +135,8 @@ def _reference(x: Any) -> Tensor:
 
     output = torch.zeros_like(value)
     for slot, stored, tokens, asked in _sequences(x, slots, active):
-        coded = x.state_scales is not None
-        state = decoded(pool[slot], x.state_scales[slot]) if coded else pool[slot].to(dtype, copy=True)
+        codes, scales = pool[slot], x.state_scales
+        state = codes.to(dtype, copy=True) if scales is None else decode(codes, scales[slot], dtype)
         for j in range(stored):
             # These are copies because the ring is written again before a backward.
             along, update, by = (y[slot, j].to(dtype, copy=True) for y in (x.keys, x.updates, x.decays))
@@ -148,10 +148,8 @@ def _reference(x: Any) -> Tensor:
             state = advanced(state, decay[at], updates[-1], key[at])
             output[at] = scale * query_scale[at] * (state @ query[at][..., None]).squeeze(-1)
         folds = (asked or stored + len(tokens) > entries) and (stored if verifies else stored + len(tokens)) > 0
-        if folds and coded:
-            pool[slot], x.state_scales[slot] = encoded(accepted if verifies else state)
-        elif folds:
-            pool[slot] = (accepted if verifies else state).to(pool.dtype)
+        if folds:
+            store_states(pool, x.state_scales, (slot,), accepted if verifies else state)
         first = 0 if folds else stored
         if verifies or not folds:
             for entry, (at, update) in enumerate(zip(tokens, updates, strict=True), first):

@@ -7,7 +7,7 @@ import torch
 from ..operators.examples import Arguments
 from ..operators.examples import random as drawn
 from .ring import ring_buffers
-from .state_codes import encoded
+from .state_codes import encode
 
 _HK, _HV, _DK, _DV, _WINDOW = 2, 4, 32, 8, 5
 
@@ -18,7 +18,7 @@ def _arguments(lead: tuple[int, ...], sequences: int, seed: int, io: torch.dtype
     query, key, value, a, b = rows.split([_HK * _DK, _HK * _DK, _HV * _DV, _HV, _HV], dim=-1)
     memory = drawn(sequences + 2, 2 * _HV * _DV * _DK, seed=seed + 1)
     states = memory[:, : _HV * _DV * _DK].unflatten(-1, (_HV, _DV, _DK))
-    state_pool, scales = encoded(states) if pool == torch.int8 else (states.to(pool), None)
+    state_pool, scales = encode(states) if pool == torch.int8 else (states.to(pool), None)
     buffers = ring_buffers(state_pool, _WINDOW, _HK, dtype=io)
     buffers.keys.copy_(drawn(*buffers.keys.shape, seed=seed + 2))
     buffers.updates.copy_(drawn(*buffers.updates.shape, seed=seed + 3))

@@ -1,5 +1,6 @@
 // Chooses the kernel for token-by-token calls: gdn/decode or gdn/verify where shapes allow, else gdn/recurrent.
 #include "decode.hpp"
+#include "decode_codes.hpp"
 #include "prepared.hpp"
 #include "recurrent.hpp"
 #include "recurrent_any.hpp"
@@ -73,6 +74,10 @@ DecodeArgs decode_args(const GdnCall& args) {
             .state_out = args.last.data,
             .state_in_slot = args.initial.slot,
             .state_out_slot = args.last.slot,
+            .scales_in = args.initial.scales,
+            .scales_out = args.last.scales,
+            .scales_in_slot = args.initial.scales_slot,
+            .scales_out_slot = args.last.scales_slot,
             .channels = args.channels,
             .forms = args.forms};
 }
@@ -109,6 +114,7 @@ void run_by_token(const Prepared& prepared, const char* function) {
                                     .state = prepared.state_type,
                                     .fused_gates = args.forms.fused(),
                                     .channel_gates = has_channel_gates(args)};
+        if (runs_decode_codes(problem)) return DecodeCodes::run(problem, decode_args(args), target);
         return Decode::run(problem, decode_args(args), target);
     }
     auto verify = problem_of<VerifyProblem>(prepared, sequences.tokens);

@@ -14,7 +14,7 @@ from ring_on_device import STATES, WRITTEN
 
 import gdn_cuda
 from gdn_cuda import RingBuffers, commit_replay, fused_decode, ring_decode
-from gdn_cuda.gdn.state_codes import decoded, encoded
+from gdn_cuda.gdn.state_codes import decode, encode
 
 
 @pytest.mark.parametrize("verifies", [False, True])
@@ -50,7 +50,7 @@ def test_errors_over_many_tokens(pace: float, seed: int) -> None:
     draw = lambda *shape: torch.randn(*shape, generator=generator, device="cuda")  # noqa: E731
     heads = (torch.full((Hv,), pace, device="cuda"), draw(Hv))
     start = torch.zeros(sequences, Hv, D, D, device="cuda")
-    exact, in_place, coded = start.clone(), start.bfloat16(), encoded(start)
+    exact, in_place, coded = start.clone(), start.bfloat16(), encode(start)
     ring = gdn_cuda.ring_buffers(coded[0], W, Hk, dtype=F16)
     errors, total = {"in place": 0.0, "ring": 0.0}, 0.0
     for _ in range(1024):
@@ -68,7 +68,7 @@ def test_errors_over_many_tokens(pace: float, seed: int) -> None:
     mine, other = (errors[name] / total for name in ("ring", "in place"))
     assert mine**0.5 <= 1.5 * other**0.5, (mine**0.5, other**0.5)
     commit_replay(coded[0], ring, state_scales=coded[1])
-    assert rel_rms(decoded(*coded), exact) <= 2 * max(rel_rms(in_place, exact), 3e-3)
+    assert rel_rms(decode(*coded), exact) <= 2 * max(rel_rms(in_place, exact), 3e-3)
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -2,15 +2,15 @@
 //
 //     S <- exp(g) S        v' = beta (v - S k)        S <- S + v' k^T        o = scale S q
 //
-// A warp has 16 rows at a time, as rows of mma.sync's left operand; a lane has 8 codes of each group of 32 columns, of two rows.
-// Codes are pairs of fp16, and S k and S q those of codes, a group's times its scale. The right operand's columns are the key and
-// the query, each as a sum of two vectors of fp16, scaled so that the largest element is 1 to 2: no more is rounded than in fp32.
-// The update takes two elements an instruction: values of a group are in a unit that makes all of them less than 256, so that
-// fp16 rounds them to 2^-11, where a code's step is 2^-8 of the group's largest. Groups whose numbers leave the range of fp32
-// take multiply-adds in fp32.
+// A warp has 16 rows at a time, as rows of mma.sync's left operand; a lane has 8 codes of each group of 32 columns, of two
+// rows. Codes are pairs of fp16, and S k and S q those of codes, a group's times its scale. The right operand's columns are the
+// key and the query, each as a sum of two vectors of fp16, scaled so that the largest element is 1 to 2: no more is rounded
+// than in fp32. The update takes two elements an instruction: values of a group are in a unit that makes all of them less than
+// 256, so that fp16 rounds them to 2^-11, where a code's step is 2^-8 of the group's largest. Groups whose numbers leave the
+// range of fp32 take multiply-adds in fp32.
 //
-// A warp copies its tiles by cp.async, all at once, and needs no barrier. New codes go back to shared memory, so that stores are
-// 16 bytes of contiguous rows. Bound (suspected): instruction issue, 2 to 3 an element.
+// A warp copies its tiles by cp.async, all at once, and needs no barrier. New codes go back to shared memory, so that stores
+// are 16 bytes of contiguous rows. Bound (suspected): instruction issue, 2 to 3 an element.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
@@ -30,7 +30,7 @@ struct CodesToken {
     static_assert(kColumns * kLanes == kCodeGroup);
 
     uint4 key[kGroups];
-    uint4 right[kGroups];  // the query; then the lane's column of the right operand
+    uint4 right[kGroups];          // the query; then the lane's column of the right operand
     float key_scale, query_scale;  // norms, without the scales
     float query_key;               // of the vectors as given
     float key_inverse, query_inverse;
@@ -77,8 +77,7 @@ struct CodesToken {
             const unsigned* keys = &key[v].x;
             unsigned* others = &right[v].x;
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                act(unpack<kConfig.io>(keys[i]), unpack<kConfig.io>(others[i]), others[i]);
+            for (int i = 0; i < 4; ++i) act(unpack<kConfig.io>(keys[i]), unpack<kConfig.io>(others[i]), others[i]);
         }
     }
 };
@@ -150,8 +149,8 @@ __global__ void __launch_bounds__(kConfig.threads(), 5) decode_codes(const __gri
     GateForms forms;
     if constexpr (kConfig.fused_gates) forms = {.gate = GateForms::raw, .beta_is_logit = true, .beta_factor = args.beta_factor};
     RawGates gates;
-    gates.load(args, sequence * args.gate.sequence + head * args.gate.head, sequence * args.beta.sequence + head * args.beta.head,
-               head, forms);
+    gates.load(args, sequence * args.gate.sequence + head * args.gate.head,
+               sequence * args.beta.sequence + head * args.beta.head, head, forms);
     Io value[kTiles][2];
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
@@ -171,7 +170,8 @@ __global__ void __launch_bounds__(kConfig.threads(), 5) decode_codes(const __gri
     const i64 row_base = static_cast<i64>(head) * args.dv + first_row;
     const auto* const codes_in =
         static_cast<const unsigned char*>(args.state_in) + slot * args.state_in_slot + row_base * kConfig.head_k;
-    auto* const codes_out = static_cast<unsigned char*>(args.state_out) + slot * args.state_out_slot + row_base * kConfig.head_k;
+    auto* const codes_out =
+        static_cast<unsigned char*>(args.state_out) + slot * args.state_out_slot + row_base * kConfig.head_k;
     const float* const scales_in = args.scales_in + slot * args.scales_in_slot + row_base * kGroups;
     float* const scales_out = args.scales_out + slot * args.scales_out_slot + row_base * kGroups;
     // Calls act(vector in shared memory, offset in the pool) for a lane's vectors of a tile, contiguous over the warp.

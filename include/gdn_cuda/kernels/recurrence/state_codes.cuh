@@ -7,8 +7,8 @@
 // of a finite state never give infinities or NaN.
 #pragma once
 
-#include <gdn_cuda/kernels/common/vector.cuh>
-#include <gdn_cuda/kernels/recurrence/state_layout.cuh>
+#include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
+#include <gdn_cuda/kernels/recurrence/state_row.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -67,7 +67,7 @@ __device__ __forceinline__ float code_of(unsigned biased, int i) {
 
 // ---- Rows
 
-// Where a state, or a row of it, begins in a pool of codes and in its scales. Offsets are those of elements.
+// Where a state, or a row of it, begins: in a pool of codes and in its scales. Offsets are those of elements.
 struct CodedStates {
     signed char* codes = nullptr;
     float* scales = nullptr;
@@ -77,6 +77,15 @@ struct CodedStates {
     }
     __device__ __forceinline__ explicit operator bool() const { return codes != nullptr; }
 };
+
+// Copies a lane's vector of codes to shared memory.
+template <int kBytes>
+__device__ __forceinline__ void copy_codes(void* shared, const signed char* codes) {
+    if constexpr (kBytes == 16)
+        cp_async_16(shared, codes);
+    else
+        cp_async<kBytes>(shared, codes);
+}
 
 // One lane's slice of a row of codes, with the members of RowSlice. Adjacent lanes hold a group.
 template <StateLayout kLayout, bool kAligned, bool kExact>
@@ -140,16 +149,82 @@ struct CodeSlice {
             }
     }
 
-  private:
+    // The codes of vector i, four a word.
     __device__ __forceinline__ unsigned& word(int i, int j) { return reinterpret_cast<unsigned*>(vectors[i].items)[j]; }
     __device__ __forceinline__ unsigned word(int i, int j) const {
         return reinterpret_cast<const unsigned*>(vectors[i].items)[j];
     }
+
+  private:
     __device__ __forceinline__ void clear(int i) {
 #pragma unroll
         for (int j = 0; j < kVector / 4; ++j) word(i, j) = 0;
         scales[i] = 0.f;
     }
 };
+
+__device__ __forceinline__ float load_code(const RecurrentStates& states, i64 slot, i64 step, i64 offset) {
+    const float scale = states.scales[slot * states.scales_slot + step * states.scales_step + offset / kCodeGroup];
+    return scale *
+           static_cast<float>(static_cast<const signed char*>(states.data)[slot * states.slot + step * states.step + offset]);
+}
+// Stores one element's code; a warp stores a group, of which lane 0 stores the scale.
+__device__ __forceinline__ void store_code(const RecurrentStates& states, i64 slot, i64 step, i64 offset, float x) {
+    const float scale = scale_of_largest(largest_of_lanes<kCodeGroup>(fabsf(x)));
+    bound_elements<1>(&x, scale);
+    static_cast<signed char*>(states.data)[slot * states.slot + step * states.step + offset] =
+        static_cast<signed char>(code_bits(x, inverse_of_scale(scale)));
+    if (threadIdx.x % kCodeGroup == 0)
+        states.scales[slot * states.scales_slot + step * states.scales_step + offset / kCodeGroup] = scale;
+}
+
+// Copies an element's code, and with the first one of a group the scale; from < 0: the element becomes `otherwise`.
+__device__ __forceinline__ void copy_code(const RecurrentStates& to, i64 slot, const RecurrentStates& from, i64 from_slot,
+                                          i64 offset, float otherwise) {
+    static_cast<signed char*>(to.data)[slot * to.slot + offset] =
+        from_slot < 0 ? 0 : static_cast<const signed char*>(from.data)[from_slot * from.slot + offset];
+    if (offset % kCodeGroup == 0)
+        to.scales[slot * to.scales_slot + offset / kCodeGroup] =
+            from_slot < 0 ? otherwise : from.scales[from_slot * from.scales_slot + offset / kCodeGroup];
+}
+
+// ---- States of any dtype that is in a configuration
+
+template <class T>
+struct StatePointerOf {
+    using type = T*;
+};
+template <>
+struct StatePointerOf<signed char> {
+    using type = CodedStates;
+};
+template <class T>
+using StatePointer = typename StatePointerOf<T>::type;
+
+// The state at an offset of elements, and at one of scales.
+template <class T>
+__device__ __forceinline__ StatePointer<T> state_pointer(const void* data, i64 at, float* scales, i64 scales_at) {
+    T* const elements = static_cast<T*>(const_cast<void*>(data)) + at;
+    if constexpr (sizeof(T) == 1)
+        return {elements, scales + scales_at};
+    else
+        return elements;
+}
+template <class T>
+__device__ __forceinline__ StatePointer<T> state_at(const RecurrentStates& states, i64 slot, i64 step) {
+    return state_pointer<T>(states.data, slot * states.slot + step * states.step, states.scales,
+                            slot * states.scales_slot + step * states.scales_step);
+}
+
+template <class T, StateLayout kLayout, bool kAligned, bool kExact>
+struct StateSliceOf {
+    using type = RowSlice<T, kLayout, kAligned, kExact>;
+};
+template <StateLayout kLayout, bool kAligned, bool kExact>
+struct StateSliceOf<signed char, kLayout, kAligned, kExact> {
+    using type = CodeSlice<kLayout, kAligned, kExact>;
+};
+template <class T, StateLayout kLayout, bool kAligned, bool kExact>
+using StateSlice = typename StateSliceOf<T, kLayout, kAligned, kExact>::type;
 
 }  // namespace gdn_cuda::gdn

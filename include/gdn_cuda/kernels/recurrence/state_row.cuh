@@ -51,6 +51,9 @@ struct RowSlice {
             if (inside(i, lane, dk)) vectors[i].store_global(row + column(i, lane));
         }
     }
+    __device__ __forceinline__ void store_if(bool exists, T* row, int lane, int dk, const float (&s)[kLayout.per_lane]) {
+        if (exists) store(row, lane, dk, s);
+    }
     __device__ __forceinline__ float operator[](int i) const { return vectors[i / kLayout.vector][i % kLayout.vector]; }
 };
 
