@@ -56,9 +56,14 @@ for state in states:
             ring = ring_buffers(pool, W, HK)
             ring.keys.normal_(), ring.updates.normal_(), ring.decays.fill_(0.9)
             placed = 0.0
-            if tokens == 1 and state != torch.int8:
-                placed = measured(lambda: fused_decode(q, k, v, a, b, A, bias, pool, slots, out=out))
             scales = torch.full((batch, HV, D, D // 32), 0.05, device="cuda") if state == torch.int8 else None
+            if tokens == 1:
+                in_place = lambda: fused_decode(q, k, v, a, b, A, bias, pool, slots, out=out, state_scales=scales)
+                placed = measured(in_place)
+                if state == torch.int8:
+                    os.environ["GDN_GENERAL_CODES"] = "1"
+                    print("in place by gdn/decode", batch, f"{measured(in_place):.1f}")
+                    del os.environ["GDN_GENERAL_CODES"]
             if scales is None:
                 pool.normal_()
             for variant in variants:

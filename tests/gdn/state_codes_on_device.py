@@ -34,12 +34,13 @@ def coded(states: Tensor) -> tuple[Tensor, Tensor]:
     return (groups / step[..., None]).round().to(torch.int8).reshape(states.shape), scales
 
 
-def is_rounded(codes: Tensor, scales: Tensor, expected: Tensor) -> bool:
-    """Whether codes and scales are those of `expected` within fp32's errors: half a step, and the scale of the largest."""
+def is_rounded(codes: Tensor, scales: Tensor, expected: Tensor, steps: float = 0.51) -> bool:
+    """Whether codes and scales are those of `expected` within fp32's errors: half a step, and the scale of the largest; or
+    within as many `steps` as there are where gdn/decode_codes rounds to fp16 before."""
     groups = expected.double().reshape(*expected.shape[:-1], -1, GROUP)
     wanted = groups.abs().amax(-1) / 127
     error = (read(codes, scales) - expected).abs().reshape(groups.shape)
-    near = bool((error <= 0.51 * wanted[..., None] + 1e-35).all())
+    near = bool((error <= steps * wanted[..., None] + 1e-35).all())
     return near and bool(((scales - wanted).abs() <= 1e-3 * wanted + 1e-35).all()) and int(codes.min()) >= -127
 
 
@@ -216,10 +217,13 @@ def test_a_token(dk: int, channels: bool, device: Device, rng: torch.Generator) 
         x = drawn(rng, B, 1, (1, 3), dk, dv, io, channels)
         expected, states = expected_of(x)
         for multiprocessors in device.size((132, 0), (132,)):
-            output, after = decode(device, x, "gdn/decode", multiprocessors=multiprocessors)
+            by_pairs = dk <= 128 and not channels
+            kernel = "gdn/decode_codes" if by_pairs else "gdn/decode"
+            output, after = decode(device, x, kernel, multiprocessors=multiprocessors)
             assert rel_rms(output, expected) < OUTPUT_BOUND[io]
             slots = x["state_indices"]
-            assert is_rounded(after["state_pool"][slots], after["state_scales"][slots], states[:, 0])
+            steps = 0.6 if by_pairs else 0.51
+            assert is_rounded(after["state_pool"][slots], after["state_scales"][slots], states[:, 0], steps)
             assert others_stay(after, x, slots.tolist())
 
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/ring_decode/tokens.cuh>
-#include <gdn_cuda/kernels/recurrence/state_codes.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -12,23 +11,6 @@ template <int kVectors>
 __device__ __forceinline__ int ring_codes_at(int row, int vector) {
     return kVectors >= 8 ? vector ^ (row & 3) << 1 : vector ^ (row & 2);
 }
-
-// Four codes as two pairs of fp16: bytes of the mantissa of 1024, less that and their bias.
-struct CodePairs {
-    unsigned low, high;
-
-    __device__ __forceinline__ explicit CodePairs(unsigned codes) {
-        constexpr unsigned kExponents = 0x64646464u;
-        const unsigned biased = bias_codes(codes);
-        low = unbiased(__byte_perm(biased, kExponents, 0x4140)), high = unbiased(__byte_perm(biased, kExponents, 0x4342));
-    }
-
-  private:
-    __device__ __forceinline__ static unsigned unbiased(unsigned pair) {
-        const __half2 difference = __hsub2(reinterpret_cast<const __half2&>(pair), __float2half2_rn(1024.f + 128.f));
-        return reinterpret_cast<const unsigned&>(difference);
-    }
-};
 
 template <RingDecodeConfig kConfig>
 struct RingRows {

@@ -5,6 +5,7 @@
 #include <gdn_cuda/kernels/common/mma.cuh>
 #include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/gdn/ring_decode/place.cuh>
+#include <gdn_cuda/kernels/recurrence/code_pairs.cuh>
 #include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
 
 namespace gdn_cuda::gdn {
@@ -153,10 +154,8 @@ __device__ __forceinline__ void store_parts(RingDecodeSharedPlan<kConfig>& share
         for (int i = 0; i < kPerLane; ++i) x[i] = to_float(from[i]), most = fmaxf(most, fabsf(x[i]));
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-        // Exponents of 2^-126 to 2^126, whose inverses are normal too.
-        const int exponent = min(max(__float_as_int(most) >> 23, 1), 253);
-        const float scale = __int_as_float((254 - exponent) << 23);
-        if (lane == 0) shared.part_scale[vector] = __int_as_float(exponent << 23);
+        const UnitScale unit(most);
+        if (lane == 0) shared.part_scale[vector] = unit.inverse;
         const auto place = [&](int part) {
             const int row = 2 * vector + part;
             return reinterpret_cast<unsigned*>(shared.parts[row][ring_vector_at(row, column / kElements)].bytes) +
@@ -164,7 +163,7 @@ __device__ __forceinline__ void store_parts(RingDecodeSharedPlan<kConfig>& share
         };
 #pragma unroll
         for (int i = 0; i < kPerLane / 2; ++i) {
-            const float low = x[2 * i] * scale, high = x[2 * i + 1] * scale;
+            const float low = x[2 * i] * unit.scale, high = x[2 * i + 1] * unit.scale;
             const unsigned near = pack<kType>(low, high);
             place(0)[i] = near;
             place(1)[i] = pack_residual<kType>(low, high, near);
