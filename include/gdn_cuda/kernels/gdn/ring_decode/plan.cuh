@@ -35,7 +35,7 @@ struct RingDecodeConfig {
         const int most = tokens > 1 && head_k > 128 ? 8 << 10 : 32 << 10, rows = most / (head_k * bytes_of(state));
         return rows < kTileRows ? kTileRows : rows < threads() ? rows : threads();
     }
-    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return tokens > 1 ? 2 : codes() ? 7 : 5; }
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return tokens > 1 ? 2 : codes() ? 6 : 5; }
 };
 
 template <RingDecodeConfig kConfig>
