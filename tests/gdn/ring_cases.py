@@ -7,6 +7,7 @@ from typing import Any
 
 import replay_cases
 import torch
+from guarded import bits
 from helpers import rel_rms
 from replay_cases import Decode
 from torch import Tensor
@@ -73,7 +74,7 @@ class Server(replay_cases.Server):
                 written.add(slot)
             self.pending[n] = 0 if writes else stored if self.verifies else stored + length
             assert int(self.buffers.pending[slot]) == self.pending[n], (slot, n)  # type: ignore[attr-defined]
-        changed = {slot for slot in range(before.shape[0]) if not torch.equal(before[slot], self.pool[slot])}
+        changed = {slot for slot in range(before.shape[0]) if not torch.equal(bits(before[slot]), bits(self.pool[slot]))}
         assert changed == written, (changed, written)
         if not self.verifies:
             self.states = torch.stack([after[-1] for after in self.after])

@@ -20,7 +20,7 @@ struct RingDecodeProblem {
     DType io, state;
 };
 
-inline constexpr int kMostRingTokens = 16, kFewRingEntries = 16, kMostRingEntries = 32;
+inline constexpr int kFewRingTokens = 4, kMostRingTokens = 16, kFewRingEntries = 16, kMostRingEntries = 32;
 // Blocks have fewer rows where there would be fewer blocks than this.
 inline constexpr i64 kRingBlocksPerMultiprocessor = 2;
 // Up to this many blocks the ring is loaded before the count of its entries is known: a call is a chain of loads then.
@@ -31,7 +31,9 @@ constexpr RingDecodeConfig ring_decode_config(int dk, DType io, DType state, int
             .io = io,
             .state = state,
             .entries = entries <= kFewRingEntries ? kFewRingEntries : kMostRingEntries,
-            .tokens = tokens <= 1 ? 1 : kMostRingTokens};
+            .tokens = tokens <= 1                ? 1
+                      : tokens <= kFewRingTokens ? kFewRingTokens
+                                                 : kMostRingTokens};
 }
 constexpr RingDecodeConfig ring_decode_config(const RingDecodeProblem& problem) {
     return ring_decode_config(problem.dk, problem.io, problem.state, problem.entries, problem.tokens);
@@ -55,13 +57,14 @@ inline int ring_decode_rows(const RingDecodeProblem& problem, const jit::DeviceT
 }
 
 inline constexpr std::array kRingDecodeConfigurations = [] {
-    std::array<RingDecodeConfig, kMaskedHeadK.size() * 2 * 4 * 2 * 2> all{};
+    std::array<RingDecodeConfig, kMaskedHeadK.size() * 2 * 4 * 2 * 3> all{};
     size_t n = 0;
     for (const int dk : kMaskedHeadK)
         for (const DType io : {DType::bf16, DType::f16})
             for (const DType state : {DType::f32, DType::bf16, DType::f16, DType::i8})
                 for (const int entries : {kFewRingEntries, kMostRingEntries})
-                    for (const int tokens : {1, kMostRingTokens}) all[n++] = ring_decode_config(dk, io, state, entries, tokens);
+                    for (const int tokens : {1, kFewRingTokens, kMostRingTokens})
+                        all[n++] = ring_decode_config(dk, io, state, entries, tokens);
     return all;
 }();
 

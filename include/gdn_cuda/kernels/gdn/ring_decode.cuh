@@ -133,16 +133,17 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         __syncthreads();
     }
     rows.multiply();
-    if (warp < ceil_div(vectors, RingDecodeConfig::kTileRows))
-        store_scores<kConfig>(shared.scores, shared, shared.tokens, warp * RingDecodeConfig::kTileRows, vectors, vectors);
+    // The first warp has the gates: others have scores.
+    if (const int tile = RingDecodeConfig::kWarps - 1 - warp; tile < ceil_div(vectors, RingDecodeConfig::kTileRows))
+        store_scores<kConfig>(shared.scores, shared, shared.tokens, tile * RingDecodeConfig::kTileRows, vectors, vectors);
     cp_async_wait<0>();
     __syncthreads();
 
     // What this block reads of the ring has arrived. The count comes back while the block computes.
     unsigned before = 0;
     if (thread == 0) before = atomicAdd(args.pending + place.slot, 1u << kRingPendingBits);
-    if (warp < ceil_div(place.stored, RingDecodeConfig::kTileRows))
-        store_scores<kConfig>(shared.stored_scores, shared, shared.keys, warp * RingDecodeConfig::kTileRows, place.stored,
+    if (const int tile = warp - 1; tile >= 0 && tile < ceil_div(place.stored, RingDecodeConfig::kTileRows))
+        store_scores<kConfig>(shared.stored_scores, shared, shared.keys, tile * RingDecodeConfig::kTileRows, place.stored,
                               vectors);
     __syncthreads();
 

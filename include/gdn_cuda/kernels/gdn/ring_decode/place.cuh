@@ -34,17 +34,18 @@ struct RingPlace {
         slot = args.slots.data == nullptr ? sequence : load_index(args.slots, sequence * args.slots_sequence);
         accepted = args.verifies() ? load_index(args.accepted, sequence) : 0;
         asked = args.fold || (args.fold_mask != nullptr && args.fold_mask[sequence]);
-        const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
+        const Span span = kConfig.tokens == 1 ? Span{0, args.tokens} : span_of(args.cu_seqlens, sequence, args.tokens);
         start = span.start;
         length = span.length;
     }
     // Whether there is room for the new tokens, in shared memory and in the ring.
     __device__ __forceinline__ bool has_room(const RingDecodeArgs& args) const {
-        return length <= kConfig.tokens && (!args.verifies() || length <= args.entries);
+        return kConfig.tokens == 1 || (length <= kConfig.tokens && (!args.verifies() || length <= args.entries));
     }
     // Returns whether the sequence is computed; if not, its outputs are filled.
     __device__ __forceinline__ bool has_slot(const RingDecodeArgs& args) const {
-        if (args.cu_seqlens.data != nullptr && sequence == args.sequences - 1)  // tokens after the last sequence
+        if (kConfig.tokens > 1 && args.cu_seqlens.data != nullptr &&
+            sequence == args.sequences - 1)  // tokens after the last one
             fill(args, start + length, args.tokens, 0.f);
         const Place where = place_of(args, slot);
         if (where == Place::run && has_room(args)) return true;

@@ -11,7 +11,7 @@ struct RingDecodeConfig {
     DType io;     // query, key, value, output and the ring's keys
     DType state;  // in memory; sums are fp32
     int entries;  // room for the ring: 16 or 32
-    int tokens;   // the most new tokens of a sequence: 1 or 16
+    int tokens;   // the most new tokens of a sequence: 1, 4 or 16; 1: not packed
 
     constexpr bool operator==(const RingDecodeConfig&) const = default;
 
@@ -32,10 +32,10 @@ struct RingDecodeConfig {
     GDN_HOST_DEVICE constexpr int state_vectors() const { return head_k * bytes_of(state) / 16; }
     GDN_HOST_DEVICE constexpr int token_vectors() const { return head_k / kVectorElements; }
     GDN_HOST_DEVICE constexpr int most_rows() const {
-        const int most = tokens > 1 && head_k > 128 ? 8 << 10 : 32 << 10, rows = most / (head_k * bytes_of(state));
+        const int most = tokens > 4 && head_k > 128 ? 8 << 10 : 32 << 10, rows = most / (head_k * bytes_of(state));
         return rows < kTileRows ? kTileRows : rows < threads() ? rows : threads();
     }
-    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return tokens > 1 ? 2 : codes() ? 6 : 5; }
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return tokens > 4 ? 2 : tokens > 1 ? 4 : codes() ? 6 : 5; }
 };
 
 template <RingDecodeConfig kConfig>

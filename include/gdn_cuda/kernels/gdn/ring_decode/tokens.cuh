@@ -10,10 +10,10 @@
 
 namespace gdn_cuda::gdn {
 
-// Where a row's 16-byte vector is in shared memory. Lanes (g, t) of a quarter of a warp read vectors t of two rows at once, and
-// every second row has its halves of 128 bytes swapped, so that these are in different banks.
+// Where a row's 16-byte vector is in shared memory: eight rows have one vector in different banks, as ldmatrix reads them, and
+// two rows four, which lanes (g, t) of a quarter of a warp read at once.
 __device__ __forceinline__ int ring_vector_at(int row, int vector) {
-    return vector ^ (row & 1) << 2;
+    return vector ^ ((row & 1) << 2 | (row >> 1 & 3));
 }
 
 // Copies rows of args.dk elements, of which each begins at first + row * stride; zeros up to head_k.
@@ -96,22 +96,26 @@ __device__ __forceinline__ void store_decays(RingDecodeSharedPlan<kConfig>& shar
     if (lane == 0) shared.state_decay = from;
 }
 
-// sums += 16 rows of `left`, from `first` on, times up to 8 of `right`. Rows of `left` past the last are that one again, and
-// columns without a row of `right` are 0. Which elements of a row are multiplied with each other is up to the caller's layout,
-// as long as it is the same on both sides: lane t has vectors t, t + 4, ... of each.
-template <DType kType, int kVectors, class Row>
-__device__ __forceinline__ void multiply_rows(float (&sums)[4], const Row* left, int first, int last, const Row* right,
+// sums += 16 rows of `left`, from `first` on and kStep after them, times up to 8 of `right`. Rows of `left` past the last are
+// that one again, and columns without a row of `right` are 0. Which elements of a row are multiplied with each other is up to
+// the caller's layout, as long as it is the same on both sides: lane t has vectors t, t + 4, ... of each.
+template <DType kType, int kVectors, int kTiles, int kStep, class Row>
+__device__ __forceinline__ void multiply_rows(float (&sums)[kTiles][4], const Row* left, int first, int last, const Row* right,
                                               int first_column, int columns) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, column = first_column + g;
-    const int upper = min(first + g, last), lower = min(first + g + 8, last);
 #pragma unroll
-    for (int v = t; v < kVectors; v += 4) {
-        const uint4 a = *reinterpret_cast<const uint4*>(left[upper] + ring_vector_at(upper, v)),
-                    b = *reinterpret_cast<const uint4*>(left[lower] + ring_vector_at(lower, v));
+    for (int i = 0; i < kVectors / 4; ++i) {
+        const int v = 4 * i + t;
         uint4 c{};
         if (column < columns) c = *reinterpret_cast<const uint4*>(right[column] + ring_vector_at(column, v));
-        mma_m16n8k16<kType>(sums, {a.x, b.x, a.y, b.y}, c.x, c.y);
-        mma_m16n8k16<kType>(sums, {a.z, b.z, a.w, b.w}, c.z, c.w);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+            const int upper = min(first + tile * kStep + g, last), lower = min(first + tile * kStep + g + 8, last);
+            const uint4 a = *reinterpret_cast<const uint4*>(left[upper] + ring_vector_at(upper, v)),
+                        b = *reinterpret_cast<const uint4*>(left[lower] + ring_vector_at(lower, v));
+            mma_m16n8k16<kType>(sums[tile], {a.x, b.x, a.y, b.y}, c.x, c.y);
+            mma_m16n8k16<kType>(sums[tile], {a.z, b.z, a.w, b.w}, c.z, c.w);
+        }
     }
 }
 // Calls store(row, column, sum) for a lane's sums.
@@ -128,9 +132,9 @@ __device__ __forceinline__ void store_scores(float (&to)[kRowCount][RingDecodeSh
                                              int vectors) {
 #pragma unroll 1
     for (int column = 0; column < vectors; column += 8) {
-        float sums[4] = {};
-        multiply_rows<kConfig.io, kConfig.token_vectors()>(sums, left, first, count - 1, shared.tokens, column, vectors);
-        each_sum(sums, first, column, [&](int row, int at, float sum) {
+        float sums[1][4] = {};
+        multiply_rows<kConfig.io, kConfig.token_vectors(), 1, 0>(sums, left, first, count - 1, shared.tokens, column, vectors);
+        each_sum(sums[0], first, column, [&](int row, int at, float sum) {
             if (row < count) to[row][at] = sum;
         });
     }
