@@ -10,11 +10,11 @@ import torch
 import gdn_cuda
 from gdn_cuda import fused_decode, ring_buffers, ring_decode
 
-HK, HV, D, W = 16, 32, 128, 8
+HK, HV, D, W = 16, 32, 128, int(os.environ.get("RING_W", 8))
 flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
 
 
-def measured(call, before=lambda: None, repeats=15):
+def measured(call, before=lambda: None, repeats=9):
     before()
     call()
     graph = torch.cuda.CUDAGraph()
@@ -51,6 +51,8 @@ print("variant, state, B, T: read, write, in place (us)")
 for state in states:
     for batch in (1, 16, 64, 256):
         for tokens in tokens_list:
+            if tokens > 1 and batch < 64:
+                continue
             (q, k, v, a, b, A, bias, pool), slots = inputs(batch, tokens, state)
             out = torch.empty_like(v)
             ring = ring_buffers(pool, W, HK)

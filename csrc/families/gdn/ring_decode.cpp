@@ -133,6 +133,7 @@ PreparedRing prepare_ring(const RingDecode& x) {
                         .tokens = sequences.packed() ? kMostRingTokens : static_cast<int>(sequences.tokens),
                         .entries = args.entries,
                         .heads = args.heads,
+                        .key_heads = args.heads / args.heads_per_key,
                         .dk = args.dk,
                         .dv = args.dv,
                         .io = sequences.io,

@@ -16,7 +16,7 @@ struct RingDecodeProblem {
     i64 sequences;
     int tokens;  // of the longest sequence
     int entries;
-    int heads, dk, dv;
+    int heads, key_heads, dk, dv;
     DType io, state;
 };
 
@@ -40,7 +40,8 @@ constexpr RingDecodeConfig ring_decode_config(const RingDecodeProblem& problem) 
 }
 
 inline Blocks ring_decode_blocks(const RingDecodeProblem& problem, int rows) {
-    return {ceil_div(problem.dv, rows), problem.heads, problem.sequences};
+    // Heads of one key are neighbours.
+    return {ceil_div(problem.dv, rows) * (problem.heads / problem.key_heads), problem.key_heads, problem.sequences};
 }
 inline i64 ring_decode_blocks_in_all(const RingDecodeProblem& problem, int rows) {
     const Blocks blocks = ring_decode_blocks(problem, rows);
@@ -82,6 +83,7 @@ struct RingDecodeKernel {
         if (problem.sequences == 0 || problem.heads == 0 || problem.dv == 0) return;
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
         args.block_rows = ring_decode_rows(problem, device);
+        args.row_blocks = static_cast<int>(ceil_div(problem.dv, args.block_rows));
         args.reads_ahead =
             ring_decode_blocks_in_all(problem, args.block_rows) <= kRingBlocksThatReadAhead * device.multiprocessors;
         if (const char* ahead = std::getenv("GDN_RING_AHEAD")) args.reads_ahead = std::atoi(ahead);

@@ -26,10 +26,15 @@ struct RingPlace {
 
     // Everything but the ring. The loads of the slot and of the accepted tokens are in flight afterwards.
     __device__ __forceinline__ explicit RingPlace(const RingDecodeArgs& args) {
-        head = static_cast<int>(blockIdx.y);
-        key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key));
+        key_head = static_cast<int>(blockIdx.y);
         sequence = static_cast<int>(blockIdx.z);
-        first_row = static_cast<int>(blockIdx.x) * args.block_rows;
+        int value_head = static_cast<int>(blockIdx.x), row_block = 0;
+        if (args.row_blocks > 1) {
+            value_head = static_cast<int>(blockIdx.x / static_cast<unsigned>(args.row_blocks));
+            row_block = static_cast<int>(blockIdx.x) - value_head * args.row_blocks;
+        }
+        head = key_head * args.heads_per_key + value_head;
+        first_row = row_block * args.block_rows;
         rows = min(args.block_rows, args.dv - first_row);
         slot = args.slots.data == nullptr ? sequence : load_index(args.slots, sequence * args.slots_sequence);
         accepted = args.verifies() ? load_index(args.accepted, sequence) : 0;

@@ -35,7 +35,7 @@ struct RingDecodeConfig {
         const int most = tokens > 4 && head_k > 128 ? 8 << 10 : 32 << 10, rows = most / (head_k * bytes_of(state));
         return rows < kTileRows ? kTileRows : rows < threads() ? rows : threads();
     }
-    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return tokens > 4 ? 2 : tokens > 1 ? 4 : codes() ? 6 : 5; }
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return tokens > 4 ? 2 : tokens > 1 ? 4 : codes() ? 7 : 5; }
 };
 
 template <RingDecodeConfig kConfig>
@@ -70,7 +70,7 @@ struct RingDecodeArgs {
     float beta_factor;   // beta is this times a sigmoid
     Tagged A_log, dt_bias;
     int sequences, tokens, heads, heads_per_key, dk, dv;
-    int block_rows;
+    int block_rows, row_blocks;  // of a head
     float scale;
     bool qk_norm;
     Tagged cu_seqlens;
