@@ -21,7 +21,7 @@ from gdn_cuda.gdn.state_codes import decode, encode
 @pytest.mark.parametrize("state", STATES)
 def test_many_sequences(state: torch.dtype, verifies: bool, seed: int) -> None:
     """Blocks of as many rows as there are, more of them than run at once, and rings that become full in different calls."""
-    server = Server(seed, sequences=64, Hk=8, Hv=32, dv=128, state=state, window=5, verifies=verifies, device="cuda")
+    server = Server(seed, sequences=90, Hk=2, Hv=8, dv=128, state=state, window=5, verifies=verifies, device="cuda")
     serve(server, ring_decode, commit_replay, 2)
 
 
