@@ -105,7 +105,7 @@ def _sequences(x: Any, slots: Tensor, active: Tensor) -> list[_Sequence]:
             raise IndexError(f"{_NAME}: num_accepted_tokens: expected {expected}, got {accepted[n]}")
         if x.num_accepted_tokens is not None and length > entries:
             raise IndexError(f"{_NAME}: cu_seqlens: expected sequences of at most {entries} tokens, got {length}")
-        tokens = [(n, t) if x.cu_seqlens is None else (firsts[n] + t,) for t in range(length)]
+        tokens: list[tuple[int, ...]] = [(n, t) if x.cu_seqlens is None else (firsts[n] + t,) for t in range(length)]
         asked = x.fold or (x.fold_mask is not None and bool(x.fold_mask[n]))
         found.append(_Sequence(slot, before + accepted[n], tokens, asked))
     return found

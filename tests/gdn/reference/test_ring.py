@@ -161,9 +161,10 @@ def test_more_than_16_tokens_are_refused(seed: int) -> None:
 
 def test_buffers_that_overlap_are_refused(seed: int) -> None:
     server = Server(seed, dk=16, dv=8, io=BF16, state=BF16)
+    server.pool = server.pool.contiguous()
     x = server.arguments(server.tokens(3, 1))
-    x["updates"] = server.pool.flatten()[: 5 * 4 * 2 * 8].view(5, 4, 2, 8)
-    with pytest.raises(ValueError, match="ring_decode: "):
+    x["updates"] = server.pool.view(-1)[: 5 * 4 * 2 * 8].view(5, 4, 2, 8)
+    with pytest.raises(ValueError, match=r"ring_decode: .*updates.*memory"):
         ring_decode(**x)
 
 
