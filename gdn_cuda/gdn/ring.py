@@ -233,7 +233,7 @@ def ring_decode(
           GPU the output of the sequence is NaN, and nothing else is written. A negative count is 0.
         A decay of 0 is an exact reset: nothing of before remains, neither infinities nor NaN; nor where the decay over several
           tokens is 0 in fp32, on a GPU.
-        Tokens of the ring that are not pending or accepted have no effect: they may be NaN.
+        Tokens of the ring that are not pending or accepted are not read: they may be NaN.
         Without new tokens, accepted ones become pending. After a call without num_accepted_tokens nothing is left to accept:
           the next one has none, or 0.
         Before a slot's first call, and when prefill writes its state, pending[slot] is 0.

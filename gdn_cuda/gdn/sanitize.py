@@ -37,24 +37,6 @@ def decode(tokens: int = 1, sequences: int = 3) -> None:
 
 
 @sanitizes()
-def decode_codes() -> None:
-    for dk, io, sequences in product((64, 96, 128), HALVES, (3, 40)):
-        heads = {
-            name: draw(sequences, 1, n, d, dtype=io) for name, n, d in (("query", 8, dk), ("key", 8, dk), ("value", 16, 40))
-        }
-        codes = torch.randint(-127, 128, (sequences + 2, 16, 40, dk), device="cuda", dtype=torch.int8)
-        gdn_cuda.fused_decode(
-            **heads,
-            **{name: draw(sequences, 1, 16, dtype=io) for name in "ab"},
-            A_log=draw(16),
-            dt_bias=draw(16),
-            state_pool=codes,
-            state_scales=torch.rand(*codes.shape[:3], dk // 32, device="cuda"),
-            state_indices=torch.tensor([2, -1, *range(3, sequences + 1)], device="cuda"),
-        )
-
-
-@sanitizes()
 def verify() -> None:
     decode(tokens=5, sequences=40)
 

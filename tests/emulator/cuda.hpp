@@ -263,18 +263,6 @@ inline __half2 __float2half2_rn(float x) {
 inline __half2 __hsub2(__half2 a, __half2 b) {
     return {__float2half(__half2float(a.x) - __half2float(b.x)), __float2half(__half2float(a.y) - __half2float(b.y))};
 }
-inline __half2 __hmul2(__half2 a, __half2 b) {
-    return {__float2half(__half2float(a.x) * __half2float(b.x)), __float2half(__half2float(a.y) * __half2float(b.y))};
-}
-inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
-    const auto one = [](__half x, __half y, __half z) {
-        return __half{static_cast<_Float16>(static_cast<double>(x.value) * y.value + static_cast<double>(z.value))};
-    };
-    return {one(a.x, b.x, c.x), one(a.y, b.y, c.y)};
-}
-inline float __low2float(__half2 x) {
-    return __half2float(x.x);
-}
 inline __half2 __floats2half2_rn(float x, float y) {
     return {__float2half(x), __float2half(y)};
 }

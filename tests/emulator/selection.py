@@ -61,7 +61,6 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_engine_calls.py::test_a_pool[plain-contiguous-True]": ("gdn/move_states",),
     "test_replay.py::test_steps_and_heads[1-1-2]": ("gdn/replay",),
     "test_ring.py::test_heads[2-6]": ("gdn/ring_decode",),
-    "test_state_codes.py::test_decode_codes_has_the_same_bits_in_any_batch": ("gdn/decode_codes",),
     "test_ring.py::test_long_service[state2]": ("gdn/ring_decode",),
     "test_decode_layer.py::test_layouts_and_heads[heads0-qwen3_next-io0]": ("layers/decode_layer",),
     "test_kda_decode_layer.py::test_slots": ("layers/decode_layer",),

@@ -21,7 +21,7 @@ Call = Callable[..., Tensor]
 
 
 def calls(device: Device) -> tuple[Call, Call]:
-    """ring_decode and commit_replay. In the emulator, blocks have few rows or many, and read ahead or not: the same bits."""
+    """ring_decode and commit_replay. In the emulator, blocks have few rows or many: the same bits."""
 
     def decode(**x: Any) -> Tensor:
         scales = x.get("state_scales")

@@ -1,8 +1,5 @@
 // Chooses the kernel for token-by-token calls: gdn/decode or gdn/verify where shapes allow, else gdn/recurrent.
-#include <cstdlib>
-
 #include "decode.hpp"
-#include "decode_codes.hpp"
 #include "prepared.hpp"
 #include "recurrent.hpp"
 #include "recurrent_any.hpp"
@@ -116,8 +113,6 @@ void run_by_token(const Prepared& prepared, const char* function) {
                                     .state = prepared.state_type,
                                     .fused_gates = args.forms.fused(),
                                     .channel_gates = has_channel_gates(args)};
-        if (runs_decode_codes(problem) && !std::getenv("GDN_GENERAL_CODES"))
-            return DecodeCodes::run(problem, decode_args(args), target);
         return Decode::run(problem, decode_args(args), target);
     }
     auto verify = problem_of<VerifyProblem>(prepared, sequences.tokens);

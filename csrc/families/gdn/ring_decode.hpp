@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <gdn_cuda/kernels/gdn/ring_decode/plan.cuh>
 #include <string>
 
@@ -23,9 +22,6 @@ struct RingDecodeProblem {
 inline constexpr int kFewRingTokens = 4, kMostRingTokens = 16, kFewRingEntries = 16, kMostRingEntries = 32;
 // Blocks have fewer rows where there would be fewer blocks than this.
 inline constexpr i64 kRingBlocksPerMultiprocessor = 2;
-// Up to this many blocks the ring is loaded before the count of its entries is known: a call is a chain of loads then.
-inline constexpr i64 kRingBlocksThatReadAhead = 4;
-
 constexpr RingDecodeConfig ring_decode_config(int dk, DType io, DType state, int entries, int tokens) {
     return {.head_k = masked_head_k(dk),
             .io = io,
@@ -49,8 +45,6 @@ inline i64 ring_decode_blocks_in_all(const RingDecodeProblem& problem, int rows)
 }
 inline int ring_decode_rows(const RingDecodeProblem& problem, const jit::DeviceTraits& device) {
     constexpr int kStep = RingDecodeConfig::kTileRows;
-    if (const char* rows = std::getenv("GDN_RING_ROWS"))
-        return std::min(std::atoi(rows), ring_decode_config(problem).most_rows());
     int rows = std::min(ring_decode_config(problem).most_rows(), static_cast<int>(ceil_div(problem.dv, kStep)) * kStep);
     while (rows > kStep && ring_decode_blocks_in_all(problem, rows) < kRingBlocksPerMultiprocessor * device.multiprocessors)
         rows = std::max(kStep, rows / 2 / kStep * kStep);
@@ -84,9 +78,6 @@ struct RingDecodeKernel {
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
         args.block_rows = ring_decode_rows(problem, device);
         args.row_blocks = static_cast<int>(ceil_div(problem.dv, args.block_rows));
-        args.reads_ahead =
-            ring_decode_blocks_in_all(problem, args.block_rows) <= kRingBlocksThatReadAhead * device.multiprocessors;
-        if (const char* ahead = std::getenv("GDN_RING_AHEAD")) args.reads_ahead = std::atoi(ahead);
         launch<RingDecodeKernel>(ring_decode_config(problem), args, ring_decode_blocks(problem, args.block_rows), target,
                                  [&](const auto& of) {
                                      return fmt::format("{} blocks of {} rows for {} multiprocessors; a ring of {} tokens",

@@ -1,17 +1,10 @@
-// Codes of states as pairs of fp16, for tensor cores and arithmetic of two elements an instruction.
+// Codes of states, and vectors that they are multiplied with, as pairs of fp16 for tensor cores.
 #pragma once
 
 #include <gdn_cuda/kernels/common/pairs.cuh>
 #include <gdn_cuda/kernels/recurrence/state_codes.cuh>
 
 namespace gdn_cuda::gdn {
-
-__device__ __forceinline__ __half2 as_half2(unsigned pair) {
-    return reinterpret_cast<const __half2&>(pair);
-}
-__device__ __forceinline__ unsigned bits_of_pair(__half2 pair) {
-    return reinterpret_cast<const unsigned&>(pair);
-}
 
 // Four codes: bytes of the mantissa of 1024, less that and their bias.
 struct CodePairs {
@@ -25,15 +18,10 @@ struct CodePairs {
 
   private:
     __device__ __forceinline__ static unsigned unbiased(unsigned pair) {
-        return bits_of_pair(__hsub2(as_half2(pair), __float2half2_rn(1024.f + 128.f)));
+        const __half2 difference = __hsub2(reinterpret_cast<const __half2&>(pair), __float2half2_rn(1024.f + 128.f));
+        return reinterpret_cast<const unsigned&>(difference);
     }
 };
-// The codes of two pairs times `ratio`, rounded: the sum with 1536 has no bits for fractions, and its lowest byte is a code.
-__device__ __forceinline__ unsigned codes_of_pairs(unsigned low, unsigned high, __half2 ratio) {
-    const __half2 one = __float2half2_rn(1536.f);
-    return __byte_perm(bits_of_pair(__hfma2(as_half2(low), ratio, one)), bits_of_pair(__hfma2(as_half2(high), ratio, one)),
-                       0x6420);
-}
 
 // A power of two that makes a vector's largest element 1 to 2, so that it neither overflows nor vanishes in fp16.
 struct UnitScale {

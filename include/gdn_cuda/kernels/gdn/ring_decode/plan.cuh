@@ -90,8 +90,7 @@ struct RingDecodeArgs {
     i64 updates_slot, updates_entry, updates_head;
     float* decays;  // (slots, W, Hv)
     i64 decays_slot, decays_entry, decays_head;
-    int entries;       // W
-    bool reads_ahead;  // all entries are loaded before their count is known
+    int entries;  // W
     // (slots,): how many entries the state lacks, in the lower 16 bits. The upper ones count the blocks of the running call
     // that have read the ring; they are 0 between calls.
     unsigned* pending;

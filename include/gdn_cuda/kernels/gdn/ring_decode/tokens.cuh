@@ -49,13 +49,13 @@ __device__ __forceinline__ void load_new_tokens(RingDecodeSharedPlan<kConfig>& s
 }
 template <RingDecodeConfig kConfig>
 __device__ __forceinline__ void load_stored_tokens(RingDecodeSharedPlan<kConfig>& shared, const RingDecodeArgs& args,
-                                                   const RingPlace<kConfig>& place, int count) {
-    load_token_rows<kConfig>(shared.keys, count, args.dk, true,
+                                                   const RingPlace<kConfig>& place) {
+    load_token_rows<kConfig>(shared.keys, place.stored, args.dk, true,
                              [&](int entry) { return place.ring_key(args, entry, place.key_head); });
     using Update = Storage<kConfig.updates()>;
     constexpr int kElements = 16 / int(sizeof(Update)), kVectors = RingDecodeSharedPlan<kConfig>::kRows / kElements;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < count * kVectors; i += kConfig.threads()) {
+    for (int i = threadIdx.x; i < place.stored * kVectors; i += kConfig.threads()) {
         const int entry = i / kVectors, vector = i % kVectors;
         if (vector * kElements < place.rows)
             cp_async_16(shared.updates[entry] + vector, place.ring_updates(args, entry) + vector * kElements);
