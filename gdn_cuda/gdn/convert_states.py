@@ -75,7 +75,7 @@ def _on_cpu(x: Any) -> tuple[Tensor, Tensor]:
     states, scales = _converted(x, read[moved])
     x.out[written[moved]] = states
     if scales is not None:
-        x.out_scales[written[moved]] = scales
+        x.out_scales[written[moved]] = scales.to(x.out_scales.dtype)
     return made, made_scales
 
 
