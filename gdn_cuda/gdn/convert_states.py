@@ -198,7 +198,7 @@ def _bench(device: str) -> Iterator[Case]:
         wide = normal(count, heads, d, d, device=device, dtype=torch.float32)
         codes, scales = convert_states(wide, torch.int8)
         call = partial(convert_states, wide, to) if to == torch.int8 else partial(convert_states, codes, to, scales)
-        return Work(call, count * heads * d * (5 * d + 4 * d // GROUP))
+        return Work(call, count * heads * d * (5 * d + 4 * d // GROUP), 0)
 
     for to in (torch.int8, torch.float32):
         yield Case(f"{count} states of {heads} heads to {str(to).removeprefix('torch.')}", partial(work, to), called=True)
