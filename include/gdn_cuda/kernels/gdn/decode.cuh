@@ -10,6 +10,9 @@
 // columns' decays from shared memory. A step multiplies the row with them first, where it would else multiply with e^g, so it
 // takes as many multiply-adds; columns whose decay is 0 are cleared before, as 0 times infinity would be NaN.
 //
+// States may be int8 codes with scales (recurrence/state_codes.cuh): a group of 32 columns is held by two or four lanes, which
+// find its largest magnitude by one or two shuffles before they store it. Everything between loads and stores is the same.
+//
 // Bound of large batches: memory, the state read and written once. On an H200, 64 sequences of 32 heads reach 86 % of a copy's
 // bandwidth with fp32 states and 76 % with bf16, 256 sequences 92 and 87 % (docs/benchmarks/decode.md).
 //
