@@ -164,26 +164,10 @@ def _example_from_codes(B: int, T: int, seed: int) -> Arguments:
     return _given(B, seed, torch.int8) | {"dtype": torch.float32, "state_indices": slots}
 
 
-@example(convert_states, "convert_states, to slots of int8")
-def _example_to_slots(B: int, T: int, seed: int) -> Arguments:
-    pool, scales = encode(random(B + 3, 2, 4, 64, seed=seed + 1))
-    slots = torch.arange(B, dtype=torch.int32)
-    return {
-        "states": random(B + 2, 2, 64, 4, seed=seed).mT,
-        "dtype": torch.int8,
-        "state_indices": slots.flip(0),
-        "write_indices": slots + 1,
-        "null_slot": 1,
-        "out": pool,
-        "out_scales": scales,
-    }
-
-
 typical_call(
     convert_states,
     {"B": 64, "slots": 256, "Hv": 32, "dk": 128, "dv": 128},
     "states: slots Hv dv dk f32; state_indices: B i32; dtype = i8",
-    "states: slots Hv dv dk f32; dtype = i8",
 )
 
 

@@ -443,6 +443,7 @@ def test_prefill_of_slots(channels: bool, io: torch.dtype, device: Device, rng: 
         "write_indices": written,
         "has_initial_state": initial,
         "checkpoint_every": 64,
+        "states_before": torch.full((8, *x["state_pool"].shape[1:]), 7.0),
     }
     there = {name: moved(y, device) for name, y in call.items()}
     with device.kernels():
@@ -456,6 +457,18 @@ def test_prefill_of_slots(channels: bool, io: torch.dtype, device: Device, rng: 
     bound = 6e-3 if io == torch.bfloat16 else 1e-5
     assert rel_rms(output.cpu()[chosen], expected[chosen]) < bound and not output[1].any()
     assert rel_rms(checkpoints.cpu()[chosen], states[chosen, 63]) < bound
+    before = there["states_before"].cpu()
+    assert rel_rms(before[[0, 4, 6]], start[chosen]) < 1e-7 and rel_rms(before[[1, 5, 7]], states[chosen, 63]) < bound
+    pool, scales = there["state"].cpu(), there["state_scales"].cpu()
+    assert rel_rms(read(pool, scales)[[2, 5]], states[[0, 2], -1]) < 0.01
+    assert others_stay({"state_pool": pool, "state_scales": scales}, x, [2, 5])
+
+    more = {"checkpoint_offsets": torch.tensor([33, 5, 0, 70]), "checkpoint_every": 0, "states_before": None}
+    there = {name: moved(y, device) for name, y in (call | more).items()}
+    with device.kernels():
+        output, _, checkpoints = gdn_cuda.chunked_forward(**there)
+    assert rel_rms(output.cpu()[chosen], expected[chosen]) < bound and not checkpoints[2].any()
+    assert rel_rms(checkpoints.cpu()[[0, 3]], states[[0, 3], [32, 69]]) < bound
     pool, scales = there["state"].cpu(), there["state_scales"].cpu()
     assert rel_rms(read(pool, scales)[[2, 5]], states[[0, 2], -1]) < 0.01
     assert others_stay({"state_pool": pool, "state_scales": scales}, x, [2, 5])

@@ -136,6 +136,9 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
     const bool kept = from_memory && !resets(scalars);
     if (kStages == 0 && !kept) loaded.clear();
 
+    constexpr bool kWide = kCoded && kStages > 0;  // where instructions count
+    const auto& wide_query = widened<kLayout, kWide>(query);
+    const auto& wide_key = widened<kLayout, kWide>(key);
     float result = 0.f;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
@@ -169,7 +172,7 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
             for (int i = 0; i < kLayout.per_lane; ++i)
                 s[i] = kCoded && resets_columns ? decayed(s[i], decays[i]) : s[i] * decays[i];
         }
-        const float out = advance<kLayout>(s, query, key, scalars, __shfl_sync(0xffffffffu, value, step, kLanes));
+        const float out = advance<kLayout>(s, wide_query, wide_key, scalars, __shfl_sync(0xffffffffu, value, step, kLanes));
         if (lane == step) result = out;
         loaded.store_if(in_range(step), state_out + row_at(step), lane, kConfig.head_k, s);
     }
