@@ -17,7 +17,6 @@ from ..gdn import reference as gdn
 from ..gdn.operators import fused_decode
 from ..gdn.reference_operators import beta_factor, decode_slots
 from ..gdn.reference_operators import fused_gdn_gating as reference_gates
-from ..gdn.state_codes import encode
 from ..operators import verify
 from ..operators.autograd import keep_autograd_out, with_autograd
 from ..operators.caller import in_words_of_caller
@@ -372,13 +371,6 @@ def _verify(B: int, T: int, seed: int) -> Arguments:
     width = max(T, 1)
     x = layer_arguments(B, T, seed, "split", slots=B * width + 1, columns=T + 3, state=torch.bfloat16)
     return x | verify.slots_and_counts(B, width) | {"allow_negative_eigenvalues": True}
-
-
-@example(gdn_decode_layer, "gdn_decode_layer-int8")
-def _coded_states(B: int, T: int, seed: int) -> Arguments:
-    x = layer_arguments(B, T, seed, "qwen3_5", slots=B + 1) | {"state_indices": torch.arange(B).flip(0)}
-    codes, scales = encode(x["state_pool"])
-    return x | {"state_pool": codes, "state_scales": scales}
 
 
 @example(gdn_decode_layer, "gdn_decode_layer-step-states")

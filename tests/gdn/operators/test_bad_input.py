@@ -172,6 +172,7 @@ def test_a_wrong_tensor_is_refused_by_name(name: str) -> None:
             continue
         # If the anchor or value is wrong, the tensors that are compared with it do not match: the error may name one of those.
         compared = (anchor, "value", "v", "u", "q", "cu_seqlens", *(["state_pool", "keys"] if "keys" in arguments else []))
+        compared += ("state_pool", "step_states", "state") if "state_scales" in arguments else ()
         if named != argument and argument not in compared:
             failures.append(f"{where}: the error names {named}")
     assert not failures
