@@ -113,6 +113,7 @@ LEGAL_SIZES = {
     ("chunked_summary, from a state", "key", 2, -1),
     ("chunked_summary, packed", "key", 1, -1),
     ("decode-tree", "parents", 1, +1),
+    ("decode-int8-tree", "parents", 1, +1),
     ("decode-verify", "state_indices", 1, +1),
     ("state-update", "k", 2, -1),
     ("state-update-packed", "k", 1, -1),
