@@ -3,6 +3,7 @@ fp64 from the states that the codes are, and what a call stores is within half a
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -229,8 +230,8 @@ def test_a_token(dk: int, channels: bool, device: Device, rng: torch.Generator) 
 def test_slots_for_every_token(dk: int, channels: bool, device: Device, rng: torch.Generator) -> None:
     """Verify by rows of slots; what the next call starts from is a column."""
     B, dv, T = device.size((1, 24, 3), (20, 136, 5))
-    for multiprocessors in device.size((132, 0), (132,)):
-        x = drawn(rng, B * T, T, (1, 3), dk, dv, channels=channels)
+    for io, multiprocessors in product((torch.bfloat16, torch.float16), device.size((132, 0), (132,))):
+        x = drawn(rng, B * T, T, (1, 3), dk, dv, io, channels)
         x |= {name: x[name][:B] for name in ("query", "key", "value", "a", "b")}
         x["state_indices"] = (torch.arange(B * T).flip(0) + 1).view(B, T)
         expected, states = expected_of(x)
@@ -291,11 +292,12 @@ def test_a_tree(device: Device, rng: torch.Generator) -> None:
             assert is_rounded(after["step_states"][row, t], after["step_scales"][row, t], state[0])
 
 
-@pytest.mark.parametrize("dk", [32, 64, 160])
+@pytest.mark.parametrize("dk", [32, 64, 96, 128, 160, 192, 256])
 @pytest.mark.parametrize("channels", [False, True])
-def test_packed_sequences(channels: bool, dk: int, device: Device, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("io", [torch.bfloat16, torch.float16])
+def test_packed_sequences(io: torch.dtype, channels: bool, dk: int, device: Device, rng: torch.Generator) -> None:
     """One without tokens, which stays; key dimensions that run masked; codes that start at odd addresses."""
-    x = drawn(rng, 3, 3, dk=dk, channels=channels)
+    x = drawn(rng, 3, 3, dk=dk, io=io, channels=channels)
     expected, states = expected_of(x)
     lengths = (2, 0, 3)
     offsets = torch.tensor([0, 2, 2, 5])
@@ -303,11 +305,11 @@ def test_packed_sequences(channels: bool, dk: int, device: Device, rng: torch.Ge
         name: torch.cat([x[name][n, :length] for n, length in enumerate(lengths)])
         for name in ("query", "key", "value", "a", "b")
     }
-    for shift in (0, 3):
+    for shift, multiprocessors in ((0, 132), (0, 0), (3, 132)):
         memory = torch.zeros(x["state_pool"].numel() + shift, dtype=torch.int8, device=device.name)
         pool = memory[shift:].view(x["state_pool"].shape).copy_(x["state_pool"])
         there = {name: moved(y, device) for name, y in (x | pack | {"cu_seqlens": offsets}).items()} | {"state_pool": pool}
-        with device.only("gdn/recurrent"):
+        with device.only("gdn/recurrent", multiprocessors=multiprocessors):
             output = gdn_cuda.fused_decode(**there).cpu()
         after = {name: there[name].cpu() for name in ("state_pool", "state_scales")}
         for n, (first, length) in enumerate(((0, 2), (2, 0), (2, 3))):
@@ -320,8 +322,8 @@ def test_packed_sequences(channels: bool, dk: int, device: Device, rng: torch.Ge
 
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_float32_rows_and_more_queries_than_values(tokens: int, device: Device, rng: torch.Generator) -> None:
-    for channels in (False, True):
-        x = drawn(rng, 2, tokens, (4, 4), dk=96, dv=21, io=torch.float32, channels=channels)
+    for channels, dk in product((False, True), (32, 96, 256)):
+        x = drawn(rng, 2, tokens, (4, 4), dk=dk, dv=21, io=torch.float32, channels=channels)
         x["key"], x["value"] = x["key"][:, :, :2], x["value"][:, :, :2]
         wide = x | {"key": x["key"].repeat_interleave(2, 2), "value": x["value"].repeat_interleave(2, 2)}
         expected, states = expected_of(wide)
