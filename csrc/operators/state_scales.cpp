@@ -8,7 +8,7 @@
 namespace gdn_cuda {
 
 void check_state_scales(const Checks& check, const char* states_name, const View& states, const char* scales_name,
-                        const View& scales, int leading) {
+                        const View& scales, int leading, DType io) {
     using gdn::kCodeGroup;
     const bool coded = states.defined() && dtype_of(states) == DType::i8;
     if (!coded) {
@@ -26,7 +26,7 @@ void check_state_scales(const Checks& check, const char* states_name, const View
                     scales.size(-1) == states.size(-1) / kCodeGroup,
                 scales_name, fmt::format("the shape of {} {} with dk / {}", states_name, shape_text(states), kCodeGroup),
                 shape_text(scales));
-    dtype_or_f64(check, scales_name, scales, {DType::f32});
+    dtype_beside(check, scales_name, scales, io, {DType::f32});
     check.device(scales_name, scales, states, states_name);
     for (const auto& [name, view] : {std::pair{states_name, states}, {scales_name, scales}})
         GDN_REQUIRE(check, view.contiguous_tail(view.rank - leading), name, "contiguous states, as they are int8",

@@ -25,8 +25,8 @@ Interleaved slices share no memory: slots of a pool between other caches, or `ou
 grad mode, with an input that requires a gradient, a call of these computes the same results, and backward through what it
 returns or writes raises an error that names the function and an alternative with gradients. Tensors that autograd does not
 allow a call to write then (a leaf that requires a gradient, an inference tensor, a view that it does not track) are refused;
-under `torch.no_grad()` any tensor may be written. Compiled code does not give pools this history. Forward mode and torch.func's
-gradients are refused.
+under `torch.no_grad()` any tensor may be written. Compiled code does not give pools this history, and of int8 pools only the
+scales have it. Forward mode and torch.func's gradients are refused.
 """
 
 from .chunk_steps import (

@@ -1,9 +1,7 @@
-"""States between dtypes: the operator, its reference, examples and benchmark."""
+"""States between dtypes: the operator, its reference, and examples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +10,6 @@ from torch import Tensor
 from ..operators import operator
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, random
-from ..operators.measure import Case, Work, bench, normal
 from ..operators.state_slots import check_slots, is_slot
 from .state_codes import GROUP, decode, encode
 
@@ -75,7 +72,7 @@ def _on_cpu(x: Any) -> tuple[Tensor, Tensor]:
     states, scales = _converted(x, read[moved])
     x.out[written[moved]] = states
     if scales is not None:
-        x.out_scales[written[moved]] = scales
+        x.out_scales[written[moved]] = scales.to(x.out_scales.dtype)
     return made, made_scales
 
 
@@ -164,41 +161,8 @@ def _example_from_codes(B: int, T: int, seed: int) -> Arguments:
     return _given(B, seed, torch.int8) | {"dtype": torch.float32, "state_indices": slots}
 
 
-@example(convert_states, "convert_states, to slots of int8")
-def _example_to_slots(B: int, T: int, seed: int) -> Arguments:
-    pool, scales = encode(random(B + 3, 2, 4, 64, seed=seed + 1))
-    slots = torch.arange(B, dtype=torch.int32)
-    return {
-        "states": random(B + 2, 2, 64, 4, seed=seed).mT,
-        "dtype": torch.int8,
-        "state_indices": slots.flip(0),
-        "write_indices": slots + 1,
-        "null_slot": 1,
-        "out": pool,
-        "out_scales": scales,
-    }
-
-
 typical_call(
     convert_states,
     {"B": 64, "slots": 256, "Hv": 32, "dk": 128, "dv": 128},
     "states: slots Hv dv dk f32; state_indices: B i32; dtype = i8",
-    "states: slots Hv dv dk f32; dtype = i8",
 )
-
-
-# ---- Benchmark
-
-
-@bench(operator="convert_states")
-def _bench(device: str) -> Iterator[Case]:
-    heads, d, count = (32, 128, 64) if device == "cuda" else (2, 32, 2)
-
-    def work(to: torch.dtype) -> Work:
-        wide = normal(count, heads, d, d, device=device, dtype=torch.float32)
-        codes, scales = convert_states(wide, torch.int8)
-        call = partial(convert_states, wide, to) if to == torch.int8 else partial(convert_states, codes, to, scales)
-        return Work(call, count * heads * d * (5 * d + 4 * d // GROUP))
-
-    for to in (torch.int8, torch.float32):
-        yield Case(f"{count} states of {heads} heads to {str(to).removeprefix('torch.')}", partial(work, to), called=True)

@@ -128,8 +128,10 @@ def _check_chunked(
             refuse("chunked_forward", "final_state", "None with state_indices, as the pool is written", "a tensor")
         if final_state is not None:
             raise ValueError(not_a_tensor("chunked_forward", "final_state", final_state, optional=True))
+    elif isinstance(state_scales, Tensor):
+        refuse("chunked_forward", "state_scales", "None without state_indices", "a tensor")
     elif state_scales is not None:
-        refuse("chunked_forward", "state_scales", "None without state_indices", type(state_scales).__name__)
+        raise ValueError(not_a_tensor("chunked_forward", "state_scales", state_scales, optional=True))
     elif isinstance(write_indices, Tensor):
         refuse("chunked_forward", "write_indices", "None without state_indices", "a tensor")
     elif write_indices is not None:

@@ -45,4 +45,5 @@ def store_states(pool: Tensor, scales: Tensor | None, at: tuple[Tensor | int, ..
     if scales is None:
         pool[at] = states.to(pool.dtype)
     else:
-        pool[at], scales[at] = encode(states)
+        codes, found = encode(states)
+        pool[at], scales[at] = codes, found.to(scales.dtype)

@@ -3,6 +3,7 @@ fp64 from the states that the codes are, and what a call stores is within half a
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import gdn_cuda
 from gdn_cuda.gdn.state_codes import LARGEST_SCALE, SMALLEST_SCALE
+from gdn_cuda.layers.decode_layer import layer_arguments
 
 GROUP = 32
 OUTPUT_BOUND = {torch.bfloat16: 3e-3, torch.float16: 4e-4, torch.float32: 1e-5}
@@ -228,8 +230,8 @@ def test_a_token(dk: int, channels: bool, device: Device, rng: torch.Generator) 
 def test_slots_for_every_token(dk: int, channels: bool, device: Device, rng: torch.Generator) -> None:
     """Verify by rows of slots; what the next call starts from is a column."""
     B, dv, T = device.size((1, 24, 3), (20, 136, 5))
-    for multiprocessors in device.size((132, 0), (132,)):
-        x = drawn(rng, B * T, T, (1, 3), dk, dv, channels=channels)
+    for io, multiprocessors in product((torch.bfloat16, torch.float16), device.size((132, 0), (132,))):
+        x = drawn(rng, B * T, T, (1, 3), dk, dv, io, channels)
         x |= {name: x[name][:B] for name in ("query", "key", "value", "a", "b")}
         x["state_indices"] = (torch.arange(B * T).flip(0) + 1).view(B, T)
         expected, states = expected_of(x)
@@ -290,11 +292,12 @@ def test_a_tree(device: Device, rng: torch.Generator) -> None:
             assert is_rounded(after["step_states"][row, t], after["step_scales"][row, t], state[0])
 
 
-@pytest.mark.parametrize("dk", [32, 64, 160])
+@pytest.mark.parametrize("dk", [32, 64, 96, 128, 160, 192, 256])
 @pytest.mark.parametrize("channels", [False, True])
-def test_packed_sequences(channels: bool, dk: int, device: Device, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("io", [torch.bfloat16, torch.float16])
+def test_packed_sequences(io: torch.dtype, channels: bool, dk: int, device: Device, rng: torch.Generator) -> None:
     """One without tokens, which stays; key dimensions that run masked; codes that start at odd addresses."""
-    x = drawn(rng, 3, 3, dk=dk, channels=channels)
+    x = drawn(rng, 3, 3, dk=dk, io=io, channels=channels)
     expected, states = expected_of(x)
     lengths = (2, 0, 3)
     offsets = torch.tensor([0, 2, 2, 5])
@@ -302,11 +305,11 @@ def test_packed_sequences(channels: bool, dk: int, device: Device, rng: torch.Ge
         name: torch.cat([x[name][n, :length] for n, length in enumerate(lengths)])
         for name in ("query", "key", "value", "a", "b")
     }
-    for shift in (0, 3):
+    for shift, multiprocessors in ((0, 132), (0, 0), (3, 132)):
         memory = torch.zeros(x["state_pool"].numel() + shift, dtype=torch.int8, device=device.name)
         pool = memory[shift:].view(x["state_pool"].shape).copy_(x["state_pool"])
         there = {name: moved(y, device) for name, y in (x | pack | {"cu_seqlens": offsets}).items()} | {"state_pool": pool}
-        with device.only("gdn/recurrent"):
+        with device.only("gdn/recurrent", multiprocessors=multiprocessors):
             output = gdn_cuda.fused_decode(**there).cpu()
         after = {name: there[name].cpu() for name in ("state_pool", "state_scales")}
         for n, (first, length) in enumerate(((0, 2), (2, 0), (2, 3))):
@@ -319,8 +322,8 @@ def test_packed_sequences(channels: bool, dk: int, device: Device, rng: torch.Ge
 
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_float32_rows_and_more_queries_than_values(tokens: int, device: Device, rng: torch.Generator) -> None:
-    for channels in (False, True):
-        x = drawn(rng, 2, tokens, (4, 4), dk=96, dv=21, io=torch.float32, channels=channels)
+    for channels, dk in product((False, True), (32, 96, 256)):
+        x = drawn(rng, 2, tokens, (4, 4), dk=dk, dv=21, io=torch.float32, channels=channels)
         x["key"], x["value"] = x["key"][:, :, :2], x["value"][:, :, :2]
         wide = x | {"key": x["key"].repeat_interleave(2, 2), "value": x["value"].repeat_interleave(2, 2)}
         expected, states = expected_of(wide)
@@ -401,6 +404,25 @@ def test_kernels_agree_bitwise(device: Device, rng: torch.Generator) -> None:
             assert all(torch.equal(after[name], found[0][1][name]) for name in ("state_pool", "state_scales"))
 
 
+def test_a_layers_step(device: Device, seed: int) -> None:
+    """Beside the one with fp32 states, from the same states; one sequence is padding."""
+    for tokens in (1, 3):
+        x = layer_arguments(3, tokens, seed) | {"state_indices": torch.tensor([2, -1, 4])}
+        codes, scales = coded(x["state_pool"])
+        pools = {"conv_pool": x["conv_pool"].clone(), "state_pool": read(codes, scales).float()}
+        there, wide = ({name: moved(y, device) for name, y in (x | more).items()} for more in ({}, pools))
+        there |= {"state_pool": codes.to(device.name, copy=True), "state_scales": scales.to(device.name, copy=True)}
+        out = torch.full((3, tokens, 16), torch.nan, dtype=torch.bfloat16, device=device.name)
+        with device.kernels():
+            assert gdn_cuda.gdn_decode_layer(**there, out=out) is out
+            expected = gdn_cuda.gdn_decode_layer(**wide)
+        assert rel_rms(out, expected) < 8e-3 and not out[1].any()
+        assert torch.equal(there["conv_pool"].cpu(), wide["conv_pool"].cpu())
+        after = {"state_pool": there["state_pool"].cpu(), "state_scales": there["state_scales"].cpu()}
+        assert is_rounded(*(after[name][[2, 4]] for name in after), wide["state_pool"].cpu()[[2, 4]].double())
+        assert others_stay(after, {"state_pool": codes, "state_scales": scales}, [2, 4])
+
+
 # ---- chunked_forward
 
 
@@ -423,6 +445,7 @@ def test_prefill_of_slots(channels: bool, io: torch.dtype, device: Device, rng: 
         "write_indices": written,
         "has_initial_state": initial,
         "checkpoint_every": 64,
+        "states_before": torch.full((8, *x["state_pool"].shape[1:]), 7.0),
     }
     there = {name: moved(y, device) for name, y in call.items()}
     with device.kernels():
@@ -436,6 +459,18 @@ def test_prefill_of_slots(channels: bool, io: torch.dtype, device: Device, rng: 
     bound = 6e-3 if io == torch.bfloat16 else 1e-5
     assert rel_rms(output.cpu()[chosen], expected[chosen]) < bound and not output[1].any()
     assert rel_rms(checkpoints.cpu()[chosen], states[chosen, 63]) < bound
+    before = there["states_before"].cpu()
+    assert rel_rms(before[[0, 4, 6]], start[chosen]) < 1e-7 and rel_rms(before[[1, 5, 7]], states[chosen, 63]) < bound
+    pool, scales = there["state"].cpu(), there["state_scales"].cpu()
+    assert rel_rms(read(pool, scales)[[2, 5]], states[[0, 2], -1]) < 0.01
+    assert others_stay({"state_pool": pool, "state_scales": scales}, x, [2, 5])
+
+    more = {"checkpoint_offsets": torch.tensor([33, 5, 0, 70]), "checkpoint_every": 0, "states_before": None}
+    there = {name: moved(y, device) for name, y in (call | more).items()}
+    with device.kernels():
+        output, _, checkpoints = gdn_cuda.chunked_forward(**there)
+    assert rel_rms(output.cpu()[chosen], expected[chosen]) < bound and not checkpoints[2].any()
+    assert rel_rms(checkpoints.cpu()[[0, 3]], states[[0, 3], [32, 69]]) < bound
     pool, scales = there["state"].cpu(), there["state_scales"].cpu()
     assert rel_rms(read(pool, scales)[[2, 5]], states[[0, 2], -1]) < 0.01
     assert others_stay({"state_pool": pool, "state_scales": scales}, x, [2, 5])

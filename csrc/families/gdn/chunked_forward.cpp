@@ -303,6 +303,7 @@ ChunkedResult chunked_forward(const ChunkedForward& x) {
     } else {
         if (x.write_indices) fail(x.name, "write_indices", "none without state_indices", "a tensor");
         if (!x.update_state) fail(x.name, "update_state", "true without state_indices", "false");
+        if (x.state_scales) fail(x.name, "state_scales", "none without state_indices", "a tensor");
         std::tie(result.final_state, checkpoints) = call<ChunkedForward, gdn::run_dense>(x);
         if (x.final_state) result.final_state = *x.final_state;
     }

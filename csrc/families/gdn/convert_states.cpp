@@ -50,8 +50,9 @@ PreparedConvert prepare_convert(const ConvertStates& x) {
     MoveStatesArgs& args = prepared.args;
     check.rank("states", states, 4, "(slots, Hv, dv, dk)");
     dtype_or_f64(check, "states", states, {DType::f32, DType::bf16, DType::f16, DType::i8});
-    check_state_scales(check, "states", states, "scales", scales);
     prepared.to = check_wanted(check, x.dtype, states);
+    const DType io = prepared.to == DType::f64 || dtype_of(states) == DType::f64 ? DType::f64 : DType::f32;
+    check_state_scales(check, "states", states, "scales", scales, 1, io);
     GDN_REQUIRE(check, prepared.to != DType::i8 || states.size(3) % kCodeGroup == 0, "states",
                 fmt::format("dk that is a multiple of {} for int8", kCodeGroup), shape_text(states));
     prepared.rows = from.defined() ? from.size(0) : to.defined() ? to.size(0) : states.size(0);
@@ -74,7 +75,7 @@ PreparedConvert prepare_convert(const ConvertStates& x) {
         check.device("out", out, states, "states");
         check.distinct("out", out);
     }
-    check_state_scales(check, "out", out, "out_scales", out_scales);
+    check_state_scales(check, "out", out, "out_scales", out_scales, 1, io);
     check.apart({{"out", out}, {"out_scales", out_scales}},
                 {{"states", states}, {"scales", scales}, {"state_indices", from}, {"write_indices", to}});
     GdnCall& call = args.call;

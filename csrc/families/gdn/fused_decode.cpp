@@ -41,7 +41,7 @@ Prepared prepare_decode(const FusedDecode& x) {
     } else if (x.update_state) {
         args.last = args.initial;
     }
-    check_scales(check, args.steps, "step_states", steps, "step_scales", step_scales);
+    check_scales(check, prepared, args.steps, "step_states", steps, "step_scales", step_scales);
     check_update_state(check, x.update_state, states);
     if (written.defined()) {
         const bool one_goes_on = steps.defined() ? !x.parents : !states.by_token();  // not the leaves of a tree

@@ -181,13 +181,13 @@ RecurrentStates check_coded_initial(const Checks& check, Prepared& prepared, con
                                     const char* scales_argument, const View& scales) {
     RecurrentStates found =
         check_initial(check, prepared, argument, states, 4, {DType::f32, DType::bf16, DType::f16, DType::i8});
-    check_scales(check, found, argument, states, scales_argument, scales);
+    check_scales(check, prepared, found, argument, states, scales_argument, scales);
     return found;
 }
 
-void check_scales(const Checks& check, RecurrentStates& states, const char* argument, const View& states_view,
-                  const char* scales_argument, const View& scales) {
-    check_state_scales(check, argument, states_view, scales_argument, scales, states_view.rank - 3);
+void check_scales(const Checks& check, const Prepared& prepared, RecurrentStates& states, const char* argument,
+                  const View& states_view, const char* scales_argument, const View& scales) {
+    check_state_scales(check, argument, states_view, scales_argument, scales, states_view.rank - 3, prepared.sequences.io);
     if (!scales.defined()) return;
     states.scales = static_cast<float*>(scales.data);
     states.scales_slot = scales.stride(0);

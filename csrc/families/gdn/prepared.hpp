@@ -64,8 +64,8 @@ RecurrentStates check_initial(const Checks& check, Prepared& prepared, const cha
 RecurrentStates check_coded_initial(const Checks& check, Prepared& prepared, const char* argument, const View& states,
                                     const char* scales_argument, const View& scales);
 // Beside states that were checked: their scales, if they have any.
-void check_scales(const Checks& check, RecurrentStates& states, const char* argument, const View& states_view,
-                  const char* scales_argument, const View& scales);
+void check_scales(const Checks& check, const Prepared& prepared, RecurrentStates& states, const char* argument,
+                  const View& states_view, const char* scales_argument, const View& scales);
 // A state for each sequence, to be written.
 RecurrentStates check_final_state(const Checks& check, Prepared& prepared, const View& final_state);
 // After the slots to read; `to_pool`: the call writes a last state.

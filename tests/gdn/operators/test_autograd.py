@@ -19,15 +19,12 @@ from gdn_cuda.operators.examples import Arguments, Case
 
 EACH = one_of_each()
 NAMES = list(EACH)
-
-
-def written_floats(case: Case) -> list[str]:
-    """Arguments that may have gradients: neither counts nor codes."""
-    x = case.make(2, 3, 0)
-    return [name for name in written_by(case) if name not in x or x[name].is_floating_point()]
-
-
-WRITTEN = {name: written for name, case in EACH.items() if (written := written_floats(case))}
+# Integers, as int8 states are, have no history: their scales have.
+WRITTEN = {
+    name: [argument for argument in written if arguments_of(case)[argument].is_floating_point()]
+    for name, case in EACH.items()
+    if (written := written_by(case))
+}
 WRITES = [(name, argument) for name, arguments in WRITTEN.items() for argument in arguments]
 TRAINS = {name for name, case in EACH.items() if case.function is gdn_cuda.chunked_forward}
 WITHOUT_GRADIENTS = [name for name in NAMES if name not in TRAINS]

@@ -10,6 +10,9 @@
 // columns' decays from shared memory. A step multiplies the row with them first, where it would else multiply with e^g, so it
 // takes as many multiply-adds; columns whose decay is 0 are cleared before, as 0 times infinity would be NaN.
 //
+// States may be int8 codes with scales (recurrence/state_codes.cuh): a group of 32 columns is held by two or four lanes, which
+// find its largest magnitude by one or two shuffles before they store it. Everything between loads and stores is the same.
+//
 // Bound of large batches: memory, the state read and written once. On an H200, 64 sequences of 32 heads reach 86 % of a copy's
 // bandwidth with fp32 states and 76 % with bf16, 256 sequences 92 and 87 % (docs/benchmarks/decode.md).
 //
@@ -133,6 +136,9 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
     const bool kept = from_memory && !resets(scalars);
     if (kStages == 0 && !kept) loaded.clear();
 
+    constexpr bool kWide = kCoded && kStages > 0;  // where instructions count
+    const auto& wide_query = widened<kLayout, kWide>(query);
+    const auto& wide_key = widened<kLayout, kWide>(key);
     float result = 0.f;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
@@ -166,7 +172,7 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
             for (int i = 0; i < kLayout.per_lane; ++i)
                 s[i] = kCoded && resets_columns ? decayed(s[i], decays[i]) : s[i] * decays[i];
         }
-        const float out = advance<kLayout>(s, query, key, scalars, __shfl_sync(0xffffffffu, value, step, kLanes));
+        const float out = advance<kLayout>(s, wide_query, wide_key, scalars, __shfl_sync(0xffffffffu, value, step, kLanes));
         if (lane == step) result = out;
         loaded.store_if(in_range(step), state_out + row_at(step), lane, kConfig.head_k, s);
     }

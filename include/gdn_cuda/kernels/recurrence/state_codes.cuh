@@ -2,9 +2,9 @@
 //
 //     scale = largest magnitude of the group / 127        code = x / scale, rounded to nearest even        x = scale * code
 //
-// A group below kSmallestScale is 0: its scale and its codes are. An infinity becomes 127 times kLargestScale, beside which the
-// rest of its group is rounded. A NaN makes the scale NaN, and with it the whole group, whose codes then mean nothing. So codes
-// of a finite state never give infinities or NaN.
+// A group whose scale would be below kSmallestScale is 0: its scale and its codes are. An infinity becomes 127 times
+// kLargestScale, beside which the rest of its group is rounded. A NaN makes the scale NaN, and with it the whole group, whose
+// codes then mean nothing. So codes of a finite state never give infinities or NaN.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
