@@ -120,7 +120,7 @@ def check_close(got: Tensor, expected: Tensor, stored: torch.dtype, what: str) -
     if stored == torch.int32:
         assert torch.equal(got, expected), what
         return
-    tolerance = 1e-2 if stored == torch.int8 else ROUNDING[stored]  # a code may be the next one
+    tolerance = ROUNDING[stored]
     assert rel_rms(got, expected) <= tolerance, what
 
 
