@@ -19,12 +19,13 @@ import torch
 
 import gdn_cuda
 from gdn_cuda.cli.bench_timing import Timer
-from gdn_cuda.gdn.measure_decode import STATES, decode_work
+from gdn_cuda.gdn.measure_decode import decode_work
 from gdn_cuda.gdn.measure_peers import flashinfer_decode
 from gdn_cuda.layers.decode_layer import by_operators, layer_work
 from gdn_cuda.operators.measure import Absent
 
 HEADS, HIDDEN = (16, 32), 2048
+STATES = (torch.float32, torch.bfloat16)
 PROJECTED = 2 * sum(HEADS) * 128  # q, k, v and z
 Step = Callable[[], object]
 

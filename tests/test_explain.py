@@ -28,6 +28,7 @@ LAUNCHES_NOTHING = {
     "cauchy_pin_l2",
     "commit_replay",
     "replay_buffers",
+    "ring_buffers",
     "split_projections",
     "ssd_commit_replay",
     "ssd_replay_buffers",

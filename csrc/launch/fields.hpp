@@ -32,6 +32,8 @@ inline const char* name_of(DType type) {
             return "c64";
         case DType::c128:
             return "c128";
+        case DType::i8:
+            return "i8";
     }
     return "?";
 }
@@ -71,7 +73,7 @@ std::optional<Struct> from_text(std::string_view text) {
         const std::string_view rest = text.substr(at + label.size()), word = rest.substr(0, rest.find_first_of(",}"));
         using Member = std::remove_reference_t<decltype(member)>;
         if constexpr (std::is_same_v<Member, DType>) {
-            for (int i = static_cast<int>(DType::f32); i <= static_cast<int>(DType::c128); ++i)
+            for (int i = static_cast<int>(DType::f32); i <= static_cast<int>(DType::i8); ++i)
                 if (word == fmt::format("DType::{}", name_of(static_cast<DType>(i)))) member = static_cast<DType>(i);
         } else if constexpr (std::is_enum_v<Member>) {
             for (int i = 0; *word_of(static_cast<Member>(i)) != '?'; ++i)

@@ -46,7 +46,7 @@ constexpr Named kNamed[] = {{ScalarType::Float, "float32", DType::f32},
                             {ScalarType::ComplexHalf, "complex32"},
                             {ScalarType::Bool, "bool"},
                             {ScalarType::Byte, "uint8"},
-                            {ScalarType::Char, "int8"},
+                            {ScalarType::Char, "int8", DType::i8},
                             {ScalarType::Short, "int16"}};
 
 bool is_one_of(const View& view, std::initializer_list<DType> allowed) {

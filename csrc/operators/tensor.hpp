@@ -21,6 +21,7 @@ struct TorchNumbers {
     int32_t f32 = aoti_torch_dtype_float32(), bf16 = aoti_torch_dtype_bfloat16(), f16 = aoti_torch_dtype_float16();
     int32_t i32 = aoti_torch_dtype_int32(), i64 = aoti_torch_dtype_int64(), boolean = aoti_torch_dtype_bool();
     int32_t f64 = aoti_torch_dtype_float64(), c64 = aoti_torch_dtype_complex64(), c128 = aoti_torch_dtype_complex128();
+    int32_t i8 = aoti_torch_dtype_int8();
     int32_t cuda = aoti_torch_device_type_cuda(), cpu = aoti_torch_device_type_cpu();
     int32_t meta = aoti_torch_device_type_meta();
 };
@@ -65,6 +66,7 @@ inline std::optional<DType> dtype_of(const View& view) {  // nullopt: unsupporte
     if (view.dtype == torch_numbers.f64) return DType::f64;
     if (view.dtype == torch_numbers.c64) return DType::c64;
     if (view.dtype == torch_numbers.c128) return DType::c128;
+    if (view.dtype == torch_numbers.i8) return DType::i8;
     return std::nullopt;
 }
 std::string dtype_name(ScalarType type);  // as Python calls it

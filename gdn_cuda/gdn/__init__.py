@@ -25,8 +25,8 @@ Interleaved slices share no memory: slots of a pool between other caches, or `ou
 grad mode, with an input that requires a gradient, a call of these computes the same results, and backward through what it
 returns or writes raises an error that names the function and an alternative with gradients. Tensors that autograd does not
 allow a call to write then (a leaf that requires a gradient, an inference tensor, a view that it does not track) are refused;
-under `torch.no_grad()` any tensor may be written. Compiled code does not give pools this history. Forward mode and torch.func's
-gradients are refused.
+under `torch.no_grad()` any tensor may be written. Compiled code does not give pools this history, and of int8 pools only the
+scales have it. Forward mode and torch.func's gradients are refused.
 """
 
 from .chunk_steps import (
@@ -37,9 +37,11 @@ from .chunk_steps import (
     transpose_to_mn_major,
 )
 from .chunked_summary import chunked_summary
+from .convert_states import convert_states
 from .fold_states import fold_states
 from .operators import InferenceMode, chunked_forward, fused_decode, recurrent_forward
 from .replay import ReplayBuffers, commit_replay, replay_buffers, replay_decode
+from .ring import RingBuffers, ring_buffers, ring_decode
 
 __all__ = [
     "InferenceMode",
@@ -49,9 +51,13 @@ __all__ = [
     "replay_buffers",
     "replay_decode",
     "commit_replay",
+    "RingBuffers",
+    "ring_buffers",
+    "ring_decode",
     "chunked_forward",
     "chunked_summary",
     "fold_states",
+    "convert_states",
     "transpose_to_mn_major",
     "chunk_local_cumsum_bf16",
     "bf16_gdn_compute_u_w",

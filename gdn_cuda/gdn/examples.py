@@ -11,9 +11,10 @@ from torch import Tensor
 from ..operators import verify
 from ..operators.examples import Arguments, Case, poisoned, random
 from ..runtime import package as gdn_cuda
-from . import InferenceMode, replay_examples
+from . import InferenceMode, replay_examples, ring_examples
 from .inputs import make_gdn_inputs, make_packed_gdn_inputs, with_raw_gates
 from .reference import CHUNK
+from .state_codes import encode
 
 HK, HV, DK, DV = 2, 4, 16, 8
 HEADS: Arguments = {"Hk": HK, "Hv": HV, "dk": DK, "dv": DV, "gate_range": (-8.0, 0.0)}
@@ -125,6 +126,21 @@ def channel_gates(make: Callable[[int, int, int], Arguments], **more: Any) -> Ca
         bias = random(*inputs["b"].shape[-1:], dk, seed=seed + 6)
         gates = {"a": random(*inputs["b"].shape, dk, seed=seed + 5, dtype=torch.bfloat16), "dt_bias": bias}
         return inputs | gates | more
+
+    return changed
+
+
+def with_codes(make: Make) -> Make:
+    """The call with int8 states, and keys of 32 columns."""
+
+    def changed(B: int, T: int, seed: int) -> Arguments:
+        inputs = make(B, T, seed)
+        for name in ("query", "key"):
+            inputs[name] = torch.cat([inputs[name], inputs[name].flip(-1)], -1)
+        for pool, scales in (("state_pool", "state_scales"), ("step_states", "step_scales"), ("state", "state_scales")):
+            if pool in inputs:
+                inputs[pool], inputs[scales] = encode(torch.cat([inputs[pool], 2 * inputs[pool]], -1))
+        return inputs
 
     return changed
 
@@ -358,6 +374,12 @@ def _cases() -> Iterator[Case]:
     yield Case("decode-tree", gdn_cuda.fused_decode, decode_tree)
     yield Case("decode-step-states-packed", gdn_cuda.fused_decode, decode(packed=True, steps=True, pool=bf16), packed=True)
 
+    yield Case("decode-int8", gdn_cuda.fused_decode, with_codes(decode()))
+    yield Case("decode-int8-verify", gdn_cuda.fused_decode, with_codes(decode("token")))
+    yield Case("decode-int8-tree", gdn_cuda.fused_decode, with_codes(decode_tree))
+    yield Case("decode-int8-packed", gdn_cuda.fused_decode, with_codes(decode(packed=True, steps=True)), packed=True)
+    yield Case("decode-int8-channels", gdn_cuda.fused_decode, channel_gates(with_codes(decode()), lower_bound=-5.0))
+
     yield Case("decode-channels", gdn_cuda.fused_decode, channel_gates(decode(), lower_bound=-5.0))
     unbounded = channel_gates(decode("token", packed=True, pool=bf16))
     yield Case("decode-channels-verify-packed", gdn_cuda.fused_decode, unbounded, packed=True)
@@ -374,6 +396,10 @@ def _cases() -> Iterator[Case]:
     yield Case("chunked-pool", gdn_cuda.chunked_forward, chunked_pool(checkpoint_every=CHUNK))
     pool_packed = chunked_pool(packed=True, pool=bf16, checkpoint_every=CHUNK)
     yield Case("chunked-pool-packed", gdn_cuda.chunked_forward, pool_packed, packed=True)
+
+    yield Case("chunked-pool-int8", gdn_cuda.chunked_forward, with_codes(chunked_pool(checkpoint_every=CHUNK)))
+    pool_codes = with_codes(with_offsets(chunked_pool(packed=True)))
+    yield Case("chunked-pool-int8-packed", gdn_cuda.chunked_forward, pool_codes, packed=True)
 
     yield Case("chunked-offsets", gdn_cuda.chunked_forward, with_offsets(chunked(state_dtype=bf16)))
     pool_offsets = with_offsets(chunked_pool(packed=True), buffer=True)
@@ -402,6 +428,11 @@ def _cases() -> Iterator[Case]:
     yield Case("replay-first-call", gdn_cuda.replay_decode, replay_examples.first_call)
     yield Case("replay-channels", gdn_cuda.replay_decode, replay_examples.channel_gates)
     yield Case("replay-packed", gdn_cuda.replay_decode, replay_examples.packed, packed=True)
+
+    yield Case("ring", gdn_cuda.ring_decode, ring_examples.decode)
+    yield Case("ring-verify", gdn_cuda.ring_decode, ring_examples.verify)
+    yield Case("ring-packed", gdn_cuda.ring_decode, ring_examples.packed, packed=True)
+    yield Case("ring-int8", gdn_cuda.ring_decode, ring_examples.codes)
 
     yield Case("mn-major-fp32", gdn_cuda.transpose_to_mn_major, mn_major(fp32))
     yield Case("mn-major-bf16", gdn_cuda.transpose_to_mn_major, mn_major(bf16, leading=False, alignment=128))

@@ -14,13 +14,13 @@ from .inputs import projections
 
 
 def _name(dtype: torch.dtype) -> str:
-    return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
+    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}[dtype]
 
 
 # ---- Decode
 
 HEAD = 128
-STATES = (torch.float32, torch.bfloat16)
+STATES = (torch.float32, torch.bfloat16, torch.int8)
 VERIFIED = ((1, 4), (1, 8), (16, 4), (64, 4), (64, 8))  # batch and tokens
 
 
@@ -66,21 +66,24 @@ def decode_work(
         "b": normal(batch, tokens, value_heads, device=device),
         "A_log": normal(value_heads, device=device, dtype=torch.float32),
         "dt_bias": normal(*gates, device=device, dtype=torch.float32),
-        "state_pool": normal(slots, value_heads, HEAD, HEAD, device=device, dtype=state_dtype),
         "out": torch.empty(batch, tokens, value_heads, HEAD, device=device, dtype=torch.bfloat16),
     }
+    states = normal(slots, value_heads, HEAD, HEAD, device=device, dtype=torch.float32)
+    x["state_pool"], scales = gdn_cuda.convert_states(states, state_dtype)
+    if scales is not None:
+        x["state_scales"] = scales
     if tokens > 1:
         x |= verify.measured(device, batch, tokens)
     else:
         x["state_indices"] = torch.randperm(slots, device=device, dtype=torch.int32)
 
     def outcome(inputs: Inputs) -> Outcome:
-        pool = inputs["state_pool"].clone()
-        out = gdn_cuda.fused_decode(**inputs | {"state_pool": pool, "out": None})
-        return out, pool[inputs["state_indices"]]
+        pools = {name: inputs[name].clone() for name in ("state_pool", "state_scales") if name in inputs}
+        out = gdn_cuda.fused_decode(**inputs | pools | {"out": None})
+        return out, pools["state_pool"][inputs["state_indices"]]
 
-    states = (tokens + 1) * size(x["state_pool"]) // tokens
-    moved = states + size(x["query"], x["key"], x["value"], x["a"], x["b"], x["out"])
+    moved_states = (tokens + 1) * size(*(x[name] for name in ("state_pool", "state_scales") if name in x)) // tokens
+    moved = moved_states + size(x["query"], x["key"], x["value"], x["a"], x["b"], x["out"])
     return Work(partial(gdn_cuda.fused_decode, **x), moved, 0, x, outcome, x)
 
 

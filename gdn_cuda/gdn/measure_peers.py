@@ -118,6 +118,8 @@ def flashqla_chunked(x: Inputs) -> Peer:
 def flashinfer_decode(x: Inputs) -> Peer:
     """With several tokens, it writes states to a buffer instead of slots."""
     _require_gate_per_head(x)
+    if x["state_pool"].dtype == torch.int8:
+        raise Absent("it has no int8 states")
     verifies = x["state_indices"].dim() == 2
     pool, slots = x["state_pool"].clone(), x["state_indices"]
     arguments: dict[str, Any] = {

@@ -1,10 +1,11 @@
-"""Benchmark of replay_decode, and calls of its kernel for compute-sanitizer."""
+"""Benchmarks of replay_decode and ring_decode, and calls of their kernels for compute-sanitizer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from ..operators import hostile, verify
 from ..operators.measure import Case, Inputs, Outcome, Work, bench, draw, normal, sanitizes, size
 from .inputs import projections
 from .replay import ReplayBuffers, commit_replay, replay_buffers, replay_decode
+from .ring import RingBuffers, ring_buffers, ring_decode
 
 # ---- Benchmark: verify by replay, and for comparison verify that stores every state
 
@@ -72,7 +74,121 @@ def _kept_work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work
     return _verify_work(gdn_cuda.fused_decode, x, states + states // tokens)
 
 
+# ---- Benchmark: decode by a ring, and in place
+
+_RING_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
+
+
+@bench(operator="ring_decode")
+def _measured_ring(device: str) -> Iterator[Case]:
+    """A ring of W tokens: calls that read states, calls that write all of them, and, where one of W + 1 sequences writes, the
+    mean over W + 1 calls."""
+    on_gpu = device == "cuda"
+    for batch, state in product((1, 16, 64, 256) if on_gpu else (1, 4), _RING_NAMES):
+        kind = f"{_RING_NAMES[state]} state"
+        shape = f"16/32 B={batch} {kind}"
+        for window in (8, 16) if on_gpu else (8,):
+            yield Case(f"{shape}, W={window}, reads", partial(_ring_work, device, batch, 1, state, window, "reads"), kind=kind)
+            yield Case(
+                f"{shape}, W={window}, writes", partial(_ring_work, device, batch, 1, state, window, "writes"), kind=kind
+            )
+            if batch > window:
+                work = partial(_ring_work, device, batch, 1, state, window, "mean")
+                yield Case(f"{shape}, W={window}, mean", work, kind=kind)
+        for tokens in (2, 4, 8) if batch == 64 else ():
+            work = partial(_ring_work, device, batch, tokens, state, 8, "reads")
+            yield Case(f"{shape}, W=8, verify of {tokens}", work, kind=kind)
+        if state != torch.int8:
+            yield Case(f"{shape}, in place", partial(_in_place_work, device, batch, state), kind=kind)
+
+
+def _ring_inputs(device: str, batch: int, tokens: int, state: torch.dtype) -> Inputs:
+    x = _verify_inputs(device, batch, tokens, batch, torch.float32 if state == torch.int8 else state)
+    del x["num_accepted_tokens"]
+    if state == torch.int8:
+        x["state_pool"] = (20 * x["state_pool"]).to(state)
+        x["state_scales"] = torch.full((batch, 32, 128, 4), 0.05, device=device)
+    return x | {"state_indices": torch.randperm(batch, device=device, dtype=torch.int32)}
+
+
+def _ring_work(device: str, batch: int, tokens: int, state: torch.dtype, window: int, which: str) -> Work:
+    """Calls that read accept no token, so that counts stay; those that write set the counts again, in a kernel of its own; of
+    the others one of W + 1 sequences writes in every call."""
+    x = _ring_inputs(device, batch, tokens, state)
+    ring = ring_buffers(x["state_pool"], window, 16)
+    ring.keys.normal_(), ring.updates.normal_(), ring.decays.fill_(0.5)
+    if which == "mean":
+        ring.pending.copy_(torch.arange(batch) % (window + 1))
+    else:
+        ring.pending.fill_(window // 2 if which == "reads" else window)
+    x |= ring._asdict()
+    if which == "reads":
+        x |= verify.measured_counts(device, batch, 0)
+    states = size(x["state_pool"], *([x["state_scales"]] if state == torch.int8 else []))
+    written = {"reads": 0, "writes": states}.get(which, states // (window + 1))
+    stored = size(*ring[:3]) // (1 if which == "writes" else 2)
+    new = size(*(x[name] for name in ("query", "key", "value", "a", "b", "out")))
+
+    def call(**given: Any) -> Tensor:
+        if which == "writes":
+            given["pending"].fill_(window)
+        return ring_decode(**given)
+
+    def outcome(inputs: Inputs) -> Outcome:
+        names = ("state_pool", "state_scales", *RingBuffers._fields)
+        own = inputs | {name: inputs[name].clone() for name in names if name in inputs} | {"out": None}
+        return call(**own), own["state_pool"]
+
+    return Work(partial(call, **x), states + written + stored + new, 0, x, outcome, x)
+
+
+def _in_place_work(device: str, batch: int, state: torch.dtype) -> Work:
+    from ..runtime import package as gdn_cuda
+
+    x = _ring_inputs(device, batch, 1, state)
+    return _verify_work(gdn_cuda.fused_decode, x, 2 * size(x["state_pool"]))
+
+
 # ---- compute-sanitizer
+
+
+@sanitizes("ring_decode")
+def _sanitized_rings() -> None:
+    """A token and several, rings that are full and not, rows that do not start on 16 bytes; invalid slots, counts, offsets."""
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+    for state, (dk, dv), (tokens, window) in product(dtypes, ((128, 128), (96, 40), (256, 72)), ((1, 2), (5, 7))):
+        for io, packed in ((torch.bfloat16, False), (torch.float16, True)):
+            _sanitized_ring(io, state, dk, dv, tokens, window, packed)
+
+
+def _sanitized_ring(io: torch.dtype, state: torch.dtype, dk: int, dv: int, tokens: int, window: int, packed: bool) -> None:
+    sequences, Hk, Hv = 5, 2, 4
+    lead = (sequences * tokens,) if packed else (sequences, tokens)
+    pool = draw(sequences + 2, Hv, dv, dk, dtype=torch.float32 if state == torch.int8 else state).to(state)
+    ring = ring_buffers(pool, window, Hk, dtype=io)
+    ring.keys.normal_(), ring.updates.normal_(), ring.decays.fill_(0.5)
+    slots = hostile.hostile_indices(sequences)
+    slots[::2] = torch.arange(slots[::2].shape[0], device="cuda")
+    x: dict[str, Any] = {
+        "query": draw(*lead, Hk, dk, dtype=io),
+        "key": draw(*lead, Hk, dk + packed, dtype=io)[..., int(packed) :],  # rows that do not start on 16 bytes
+        "value": draw(*lead, Hv, dv, dtype=io),
+        "a": draw(*lead, Hv),
+        "b": draw(*lead, Hv),
+        "A_log": draw(Hv),
+        "dt_bias": draw(Hv),
+        "state_pool": pool,
+        **ring._asdict(),
+        "state_indices": slots,
+        "state_scales": torch.rand(*pool.shape[:3], dk // 32, device="cuda") if state == torch.int8 else None,
+        "cu_seqlens": torch.tensor([0, *hostile.INDICES], device="cuda") if packed else None,
+    }
+    for _ in range(window // tokens + 2):
+        ring_decode(**x)
+    valid = {name: count % (tokens + 1) for name, count in verify.hostile_counts(sequences).items()}
+    for counts in (verify.hostile_counts(sequences), valid, valid):
+        ring_decode(**x, **counts)
+    commit_replay(pool, ring, slots, **valid, state_scales=x["state_scales"])
 
 
 @sanitizes("replay")

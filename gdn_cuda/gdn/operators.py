@@ -13,7 +13,8 @@ from ..operators.declare import output_like
 from ..operators.dtypes import state_dtype
 from ..operators.schema import not_a_tensor, refuse, require_tensors
 from . import reference_operators as reference
-from .replay import ReplayBuffers, decode_by_replay, reference_by_replay, replay_decode
+from .replay import ReplayBuffers, decode_by_replay, reference_by_replay
+from .ring import RingBuffers, ring_decode
 from .training import with_gradients
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def _tokens(x: Any) -> tuple[Any, ...]:
 
 
 def _dtype_of_states(x: Any) -> torch.dtype:
-    return state_dtype(x.query) if x.state is None else x.state.dtype
+    """That of new states: with an int8 pool as without one."""
+    return state_dtype(x.query) if x.state is None or x.state.dtype == torch.int8 else x.state.dtype
 
 
 def _recurrent_shapes(x: Any) -> Tensor:
@@ -115,6 +117,7 @@ def _check_chunked(
     write_indices: Tensor | None,
     update_state: bool,
     final_state: Tensor | None,
+    state_scales: Tensor | None,
     workspace: int | None,
 ) -> None:
     if workspace is not None and not (isinstance(workspace, int) and workspace >= 0):
@@ -125,6 +128,10 @@ def _check_chunked(
             refuse("chunked_forward", "final_state", "None with state_indices, as the pool is written", "a tensor")
         if final_state is not None:
             raise ValueError(not_a_tensor("chunked_forward", "final_state", final_state, optional=True))
+    elif isinstance(state_scales, Tensor):
+        refuse("chunked_forward", "state_scales", "None without state_indices", "a tensor")
+    elif state_scales is not None:
+        raise ValueError(not_a_tensor("chunked_forward", "state_scales", state_scales, optional=True))
     elif isinstance(write_indices, Tensor):
         refuse("chunked_forward", "write_indices", "None without state_indices", "a tensor")
     elif write_indices is not None:
@@ -250,7 +257,7 @@ def _decode_reference(x: Any) -> Tensor:
     return reference.fused_decode(x) if x.replay is None else reference_by_replay(x)
 
 
-@operator(reference=_decode_reference, out=_output, instead=("replay", decode_by_replay, replay_decode))
+@operator(reference=_decode_reference, out=_output, instead=("replay", decode_by_replay, ring_decode))
 def fused_decode(
     query: Tensor,
     key: Tensor,
@@ -275,7 +282,9 @@ def fused_decode(
     use_qk_l2norm: bool = True,
     allow_negative_eigenvalues: bool = False,
     lower_bound: float | None = None,
-    replay: ReplayBuffers | None = None,
+    state_scales: Tensor | None = None,
+    step_scales: Tensor | None = None,
+    replay: ReplayBuffers | RingBuffers | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The serving step in one launch: l2 norm, gates, recurrence, states of a pool updated in place. Returns the output.
@@ -290,10 +299,12 @@ def fused_decode(
         a, b: (…, Hv); A_log, dt_bias: (Hv,); as in `fused_gdn_gating`; dt_bias None is 0. With (…, Hv, dk), a has a value for
           every channel of the key; then dt_bias is (Hv, dk), flat, or None, and without A_log and lower_bound a is the
           logarithm of the decay
-        state_pool: (slots, Hv, dv, dk), fp32, bf16 or fp16, of any strides: fastest where each slot is contiguous
+        state_pool: (slots, Hv, dv, dk), fp32, bf16 or fp16, of any strides: fastest where each slot is contiguous; or int8,
+          each slot contiguous, dk a multiple of 32
+        state_scales: (slots, Hv, dv, dk / 32), fp32, each slot contiguous, if the pool is int8 (`convert_states`); written too
         state_indices: (B,), or (B, T) for speculative verify; int32 or int64; None: sequence n has slot n
         num_accepted_tokens, step_slots: (B,), int32 or int64
-        step_states: (rows, S, Hv, dv, dk), the pool's dtype
+        step_states: (rows, S, Hv, dv, dk), the pool's dtype; step_scales: (rows, S, Hv, dv, dk / 32), fp32, if that is int8
         cu_seqlens, has_initial_state: as in `recurrent_forward`
         write_indices: (B,), int32 or int64
         parents: (B, T), int32 or int64, T up to 64
@@ -306,7 +317,8 @@ def fused_decode(
         allow_negative_eigenvalues: whether beta is twice the sigmoid
         lower_bound: below 0, for a gate of every channel: gate = lower_bound·σ(exp(A_log)·(a + dt_bias)), in which A_log
           None makes the exponential 1
-        replay: buffers from `replay_buffers`, for speculative verify that writes one state per call
+        replay: buffers from `replay_buffers`, for speculative verify that writes one state per call, or from `ring_buffers`,
+          for a ring of tokens whose states are written when it is full
         out: where the output is written; None allocates it
 
     Sequence n reads slot `state_indices[n]` and writes it back, or slot `write_indices[n]` instead.
@@ -316,12 +328,18 @@ def fused_decode(
     written only with `write_indices`, the last state. With `parents` too, the tokens are a tree: token t continues from the
     state after token parents[n, t], an earlier token, or from the slot if that is −1. Or give `replay`, buffers from
     `replay_buffers`: the call stores its tokens there, and the next call applies the accepted ones, so that one state is
-    written per call (`replay_decode`).
+    written per call (`replay_decode`). With buffers from `ring_buffers` states are read in every call and written when the
+    ring is full (`ring_decode`).
+
+    An int8 state is scale · code, with a scale for every 32 columns of a row (`convert_states`). The call computes in fp32, and
+    rounds states where it writes them, with new scales; docs/numerics.md says what that loses.
 
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay reads the indices' current values.
 
     Edge cases:
         A gate of −∞ is an exact reset, of a channel for its column of the state.
+        An int8 state saturates where it is infinite, is 0 where its scale is 0, and a NaN of it spreads to its 32 columns
+          (`convert_states`).
         A slot to read that is negative or equal to `null_slot` skips the sequence: its output is zero, and no slot is read or
         written. A slot to write that is negative or equal to `null_slot` is not written.
         A slot past the pool raises IndexError on CPU tensors. On a GPU, where the host cannot check it without waiting, nothing
@@ -362,6 +380,7 @@ class _ChunkedOptions(TypedDict, total=False):
     final_state: Tensor | None
     checkpoints: Tensor | None
     states_before: Tensor | None
+    state_scales: Tensor | None
     workspace: int | None
     forward: Literal["chunked", "recurrent"]
     out: Tensor | None
@@ -473,6 +492,7 @@ def chunked_forward(
     final_state: Tensor | None = None,
     checkpoints: Tensor | None = None,
     states_before: Tensor | None = None,
+    state_scales: Tensor | None = None,
     workspace: int | None = None,
     forward: str = "chunked",
     out: Tensor | None = None,
@@ -490,6 +510,8 @@ def chunked_forward(
           `output_final_state=False`. As an argument, of any float dtype and strides: it is written and returned
         state_indices: (B,), of any stride: `state` is a pool (slots, Hv, dv, dk), read and written in place as in
           `fused_decode`, and returned as final_state
+        state_scales: (slots, Hv, dv, dk / 32), fp32, if the pool is int8, as in `fused_decode`; checkpoints that are allocated
+          are fp32 then
         write_indices: (B,), int32 or int64: the slots to write, if they differ from state_indices
         states_before: (rows, Hv, dv, dk): the call writes the states before each block of `checkpoint_every` tokens to it,
           ceil(length / n) rows per sequence in sequence order, and 0 to the other rows

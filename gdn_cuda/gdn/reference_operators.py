@@ -19,13 +19,13 @@ from ..operators.state_slots import (
     accepted_column,
     check_slots,
     check_width,
-    gather_states,
     is_slot,
     starting_slots,
     tokens_of,
     tree_tokens,
 )
 from . import reference as gdn
+from .state_codes import decode, read_states, store_states
 
 SPEC_VERIFY = 2
 SOFTPLUS_THRESHOLD = 20.0
@@ -306,20 +306,21 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
         final_state = final_state.to(stored) if x.final_state is None else x.final_state
         return output.view(output_shape).to(x.value.dtype), final_state, _rows_or(x.checkpoints, checkpoints.to(stored))
 
-    pool, indices = x.state, x.state_indices.to(torch.int64)
+    pool, scales, indices = x.state, x.state_scales, x.state_indices.to(torch.int64)
     check_slots("chunked_forward", "state_indices", indices, pool.shape[0])
     targets = indices if x.write_indices is None else x.write_indices.to(torch.int64)
     check_slots("chunked_forward", "write_indices", targets, pool.shape[0])
     active = indices >= 0
-    start = _initial(gather_states(pool, indices, active), x.has_initial_state)
+    start = _initial(read_states(pool, scales, indices, active, gdn.promoted_dtype(x.value)), x.has_initial_state)
     output, final_state, checkpoints = run(start)
     counts = lengths // x.checkpoint_every if x.checkpoint_every else torch.full_like(lengths, x.checkpoint_offsets is not None)
     checkpoints = torch.where(active.repeat_interleave(counts)[:, None, None, None], checkpoints, 0)
     _write_rows(x, start, checkpoints, lengths)
     written = active & _leaves_a_state(x, lengths) & (targets >= 0) & x.update_state
-    pool[targets[written]] = final_state[written].to(pool.dtype)
+    store_states(pool, scales, (targets[written],), final_state[written])
     output = _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
-    return output, pool, _rows_or(x.checkpoints, checkpoints.to(pool.dtype))
+    dtype = pool.dtype if scales is None else gdn.promoted_dtype(x.value)
+    return output, pool, _rows_or(x.checkpoints, checkpoints.to(dtype))
 
 
 def _part(rows: list[Tensor], first: int, end: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -428,7 +429,8 @@ def fused_decode(x: Any) -> Tensor:
     per_token = indices.dim() == 2
     active = is_slot(slots, x.null_slot)
     beta, gate = raw_gates_of_call(x)
-    start = _initial(gather_states(pool, slots, active), x.has_initial_state)
+    wide = gdn.promoted_dtype(x.value)
+    start = _initial(read_states(pool, x.state_scales, slots, active, wide), x.has_initial_state)
     inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)
     if x.parents is not None:
         output = _tree(x, beta, gate, start, lengths, active)
@@ -437,18 +439,18 @@ def fused_decode(x: Any) -> Tensor:
     output, final_state, steps = gdn.recurrent(*inputs, **options)
     if steps is None or (to_steps and x.write_indices is not None):
         written = active & _leaves_a_state(x, lengths) & is_slot(targets, x.null_slot) & x.update_state
-        pool[targets[written]] = final_state[written].to(pool.dtype)
+        store_states(pool, x.state_scales, (targets[written],), final_state[written])
     if steps is not None:
         sequence, token, row = tokens_of(lengths, active)
         after = steps.flatten(0, 1)[row] if x.cu_seqlens is None else steps[row]
         if to_steps:
             rows = x.step_slots[sequence]
             kept = rows >= 0
-            x.step_states[rows[kept], token[kept]] = after[kept].to(x.step_states.dtype)
+            store_states(x.step_states, x.step_scales, (rows[kept], token[kept]), after[kept])
         else:
             token_slots = indices[sequence, token]
             kept = is_slot(token_slots, x.null_slot)
-            pool[token_slots[kept]] = after[kept].to(pool.dtype)
+            store_states(pool, x.state_scales, (token_slots[kept],), after[kept])
     return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
 
 
@@ -462,15 +464,20 @@ def _tree(x: Any, beta: Tensor, gate: Tensor, start: Tensor, lengths: Tensor, ac
         row, state = int(x.step_slots[n]), start[n : n + 1]
         for t, parent, is_latest in tree_tokens(x.parents[n], int(lengths[n]), row >= 0):
             if not is_latest:  # a stored state was rounded
-                state = start[n : n + 1] if parent < 0 else x.step_states[row, parent][None].to(start.dtype)
+                state = start[n : n + 1] if parent < 0 else _step(x, row, parent, start.dtype)[None]
             first = t if x.cu_seqlens is None else int(ends[n] - lengths[n]) + t
             token = [y[None] if x.cu_seqlens is not None else y[n : n + 1] for y in (x.query, x.key, x.value, beta, gate)]
             q, k, v, b, g = (y[:, first : first + 1] for y in token)
             found, state, _ = gdn.recurrent(q, k, v, b, g, state, scale=x.scale, use_qk_l2norm=x.use_qk_l2norm)
             (output if x.cu_seqlens is not None else output[n])[first] = found[0, 0]
             if row >= 0:
-                x.step_states[row, t] = state[0].to(x.step_states.dtype)
+                store_states(x.step_states, x.step_scales, (row, t), state[0])
     return output
+
+
+def _step(x: Any, row: int, token: int, dtype: torch.dtype) -> Tensor:
+    state = x.step_states[row, token]
+    return state.to(dtype) if x.step_scales is None else decode(state, x.step_scales[row, token], dtype)
 
 
 def chunk_local_cumsum(input: Tensor, head_first: bool = False, cu_seqlens: Tensor | None = None) -> Tensor:

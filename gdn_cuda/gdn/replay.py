@@ -16,10 +16,12 @@ from ..operators.schema import refuse, require_tensor, require_tensors
 from ..operators.state_slots import check_slots, is_slot
 from . import reference as gdn
 from .reference_operators import _packed, _zero_inactive, lengths_of, raw_gates_of_call
+from .ring import RingBuffers, commit_ring, decode_by_ring, reference_by_ring
 
 MOST_STEPS = 16
 ROWS_PER_BANK = 8
 _NAME = "replay_decode"
+_BUFFERS = "ReplayBuffers or RingBuffers, which replay_buffers and ring_buffers make"
 
 
 class ReplayBuffers(NamedTuple):
@@ -235,10 +237,14 @@ def replay_decode(
 # ---- fused_decode(…, replay=buffers)
 
 
-def decode_by_replay(replay: ReplayBuffers, **given: Any) -> Tensor:
-    """`given`: the arguments of replay_decode that are not buffers."""
+def decode_by_replay(replay: ReplayBuffers | RingBuffers, **given: Any) -> Tensor:
+    """`given`: the arguments of replay_decode and ring_decode that are not buffers."""
+    if isinstance(replay, RingBuffers):
+        return decode_by_ring(replay, **given)
     if not isinstance(replay, ReplayBuffers):
-        refuse("fused_decode", "replay", "ReplayBuffers, which replay_buffers makes, or None", type(replay).__name__)
+        refuse("fused_decode", "replay", f"{_BUFFERS}, or None", type(replay).__name__)
+    if given.pop("state_scales") is not None:
+        refuse("fused_decode", "state_scales", "None with ReplayBuffers", "a tensor")
     return _decode_for_fused_decode(**given, **replay._asdict())
 
 
@@ -254,27 +260,33 @@ _decode_for_commit = in_words_of_caller("commit_replay", **_buffer_names("buffer
 
 
 def reference_by_replay(x: Any) -> Tensor:
+    if isinstance(x.replay, RingBuffers):
+        return reference_by_ring(x)
     return _reference(SimpleNamespace(**vars(x), **x.replay._asdict()))
 
 
 def commit_replay(
     state_pool: Tensor,
-    buffers: ReplayBuffers,
+    buffers: ReplayBuffers | RingBuffers,
     state_indices: Tensor | None = None,
     num_accepted_tokens: Tensor | None = None,
     *,
+    state_scales: Tensor | None = None,
     null_slot: int | None = None,
 ) -> Tensor:
     """Applies accepted tokens that `fused_decode(…, replay=buffers)` stored to the slots of a pool. Returns the pool.
 
     Formula:
-        S ← decay·S + update kᵀ for each of the first num_accepted_tokens stored steps
+        S ← decay·S + update kᵀ for each of the first num_accepted_tokens stored steps; with a ring, for each pending token, and
+        then for each accepted one of the last call
 
     Shapes:
-        state_pool, state_indices, num_accepted_tokens: as in `replay_decode`; without state_indices the first slots
+        state_pool, state_indices, num_accepted_tokens: as in `replay_decode`; without state_indices the first slots. With a
+          ring as in `ring_decode`; without either of the last two, all slots
+        state_scales: as in `ring_decode`; None with buffers from `replay_buffers`
 
     Parameters:
-        buffers: from `replay_buffers` for the pool
+        buffers: from `replay_buffers` or `ring_buffers` for the pool
         null_slot: as in `replay_decode`
 
     Edge cases:
@@ -290,8 +302,13 @@ def commit_replay(
     """
     name = "commit_replay"
     require_tensors(name, state_pool=state_pool)
+    if isinstance(buffers, RingBuffers):
+        commit_ring(state_pool, buffers, state_indices, num_accepted_tokens, state_scales, null_slot)
+        return state_pool
     if not isinstance(buffers, ReplayBuffers):
-        refuse(name, "buffers", "ReplayBuffers, which replay_buffers makes", type(buffers).__name__)
+        refuse(name, "buffers", _BUFFERS, type(buffers).__name__)
+    if state_scales is not None:
+        refuse(name, "state_scales", "None with ReplayBuffers", type(state_scales).__name__)
     require_tensors(name, **{shown: getattr(buffers, part) for part, shown in _buffer_names("buffers").items()})
     require_tensors(name, num_accepted_tokens=num_accepted_tokens)
     assert num_accepted_tokens is not None

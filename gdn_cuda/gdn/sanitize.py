@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..operators.hostile import hostile_indices
 from ..operators.measure import draw, sanitizes
 from ..operators.verify import hostile as hostile_verify
 from ..runtime import package as gdn_cuda
@@ -19,21 +20,22 @@ HALVES = (torch.bfloat16, torch.float16)
 
 @sanitizes()
 def decode(tokens: int = 1, sequences: int = 3) -> None:
-    for (dk, dv), io, state in product(((128, 128), (96, 40)), HALVES, (torch.float32, torch.bfloat16)):
+    for (dk, dv), io, state in product(((128, 128), (96, 40)), HALVES, (torch.float32, torch.bfloat16, torch.int8)):
         heads = {
             name: draw(sequences, tokens, n, d, dtype=io)
             for name, n, d in (("query", 8, dk), ("key", 8, dk), ("value", 16, dv))
         }
         a, b = draw(sequences, tokens, 16, dtype=io), draw(sequences, tokens, 16, dtype=io)
         slots = torch.tensor([2, -1, *range(3, sequences + 1)], device="cuda")
-        pool = draw(sequences + 2, 16, dv, dk, dtype=state)
-        gdn_cuda.fused_decode(**heads, a=a, b=b, A_log=draw(16), dt_bias=draw(16), state_pool=pool, state_indices=slots)
+        pool, scales = gdn_cuda.convert_states(draw(sequences + 2, 16, dv, dk), state)
+        states = {"state_pool": pool, "state_scales": scales}
+        gdn_cuda.fused_decode(**heads, a=a, b=b, A_log=draw(16), dt_bias=draw(16), **states, state_indices=slots)
 
         channels = {"a": draw(sequences, tokens, 16, dk, dtype=io), "b": b, "A_log": draw(16), "dt_bias": draw(16, dk)}
-        gdn_cuda.fused_decode(**heads, **channels, lower_bound=-5.0, state_pool=pool, state_indices=slots)
+        gdn_cuda.fused_decode(**heads, **channels, lower_bound=-5.0, **states, state_indices=slots)
         if tokens > 1:  # slots and counts, most of them invalid
             gates = {"a": a, "b": b, "A_log": draw(16), "dt_bias": draw(16)}
-            gdn_cuda.fused_decode(**heads, **gates, state_pool=pool, **hostile_verify(sequences, tokens))
+            gdn_cuda.fused_decode(**heads, **gates, **states, **hostile_verify(sequences, tokens))
 
 
 @sanitizes()
@@ -213,6 +215,13 @@ def converted_gates_and_states() -> None:
         heads, rows = x["value"].shape[1], [torch.zeros(n, *x["state"].shape[1:], device="cuda") for n in (3, 9)]
         raw = {"A_log": draw(heads), "dt_bias": draw(heads), "beta_is_logit": True}
         buffers = {"checkpoints": rows[0].half(), "states_before": rows[1], "checkpoint_every": 64}
+        codes, scales = gdn_cuda.convert_states(x["state"], torch.int8)
+        gdn_cuda.chunked_forward(**on_pool(x | {"state": codes}), state_scales=scales, **buffers)
+        slots = hostile_indices(5)
+        for states, given in ((codes, scales), (x["state"], None)):
+            gdn_cuda.convert_states(states, torch.float32, given, state_indices=slots)
+            out = {"out": codes.clone(), "out_scales": scales.clone()}
+            gdn_cuda.convert_states(states, torch.int8, given, state_indices=slots, write_indices=slots.flip(0), **out)
         gdn_cuda.chunked_forward(**on_pool(x | {"state": x["state"].half()}), **raw, **buffers)
         gdn_cuda.chunked_forward(
             **(x | {"gate": None, "beta": None}), **buffers, final_state=x["state"].mT.contiguous().mT.clone()

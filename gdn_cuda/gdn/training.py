@@ -254,6 +254,7 @@ def with_gradients(
     final_state: Tensor | None,
     checkpoints: Tensor | None,
     states_before: Tensor | None,
+    state_scales: Tensor | None,
     out: Tensor | None,
     workspace: int | None,
     forward: str,
@@ -267,6 +268,7 @@ def with_gradients(
         "checkpoint_offsets": checkpoint_offsets,
         "checkpoints": checkpoints,
         "states_before": states_before,
+        "state_scales": state_scales,
         "out": out,
     }
     for argument, given in written.items():

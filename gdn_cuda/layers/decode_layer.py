@@ -19,13 +19,14 @@ from ..gdn.reference_operators import beta_factor, decode_slots
 from ..gdn.reference_operators import fused_gdn_gating as reference_gates
 from ..operators import verify
 from ..operators.autograd import keep_autograd_out, with_autograd
+from ..operators.caller import in_words_of_caller
 from ..operators.calls import typical_call
-from ..operators.composed import composed, on_cpu
+from ..operators.composed import check_buffers, composed, on_cpu
 from ..operators.examples import Arguments, example, random
 from ..operators.hostile import hostile_indices
 from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, normal, size
 from ..operators.registration import check_call, register
-from ..operators.schema import not_a_tensor, require_tensor
+from ..operators.schema import not_a_tensor, refuse, require_tensor, require_tensors
 from ..operators.state_slots import accepted_column, check_slots, gather_states, is_slot
 from .layer_parts import DIFFERENTIABLE, check_heads, check_parts, is_silu, layer_parts, split_heads
 from .rms_norm_gated import rms_norm_gated
@@ -145,6 +146,7 @@ def gdn_decode_layer(
     step_states: Tensor | None = None,
     step_slots: Tensor | None = None,
     scale: float | None = None,
+    state_scales: Tensor | None = None,
     z: Tensor | None = None,
     a: Tensor | None = None,
     out: Tensor | None = None,
@@ -167,7 +169,8 @@ def gdn_decode_layer(
         conv_weight: (C, 4); conv_bias: (C,), or None for 0, with the channels of q, k, v in this order, C = 2 Hk dk + Hv dv
         A_log, dt_bias: (Hv,); norm_weight: (dv,); all weights fp32, bf16 or fp16
         conv_pool: (slots, C, 3 or more), fp32, bf16 or fp16, any strides: a pool (slots, columns, C) is passed transposed
-        state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous from 16 bytes on, any stride between slots
+        state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous from 16 bytes on, any stride between slots; or int8
+        state_scales: (slots, Hv, dv, dk / 32), fp32, if the pool is int8, as in `fused_decode`
         state_indices: (B,), or (B, T) for speculative verify; int32 or int64; None: sequence n has slot n
         num_accepted_tokens, step_slots: (B,), int32 or int64
         step_states: (rows, S, Hv, dv, dk), the pool's dtype; step_conv: (rows, S, C, 3); S at least T
@@ -188,6 +191,8 @@ def gdn_decode_layer(
     state_indices[n, t]. The previous inputs of the convolution are the 3 columns from max(accepted, 1) − 1 on of slot
     state_indices[n, 0]; its first T + 2 columns then become the last 2 of these and the tokens. With `step_states`, `step_conv`
     and `step_slots`, the states after token t go to row step_slots[n], step t, of both, and no slot is written.
+
+    With int8 states the call is that sequence of operators, and has no step states.
 
     A call does not synchronize and allocates only out, so it can be part of a CUDA graph. Within a graph the three operators
     are faster for one sequence and for 64 and more (docs/benchmarks/decode.md).
@@ -212,6 +217,23 @@ def gdn_decode_layer(
     """
     silu = is_silu(_NAME, activation)
     heads_k, heads_v = check_heads(_NAME, heads)
+    if state_scales is not None or (isinstance(state_pool, Tensor) and state_pool.dtype == torch.int8):
+        for name, steps in (("step_conv", step_conv), ("step_states", step_states), ("step_slots", step_slots)):
+            if steps is not None:
+                refuse(_NAME, name, "None with int8 states", type(steps).__name__)
+        require_tensors(_NAME, qkvz=qkvz, ba=ba)
+        given: dict[str, Any] = {
+            "conv_weight": conv_weight,
+            "conv_bias": conv_bias,
+            "A_log": A_log,
+            "dt_bias": dt_bias,
+            "heads": heads,
+        }
+        given |= {"norm_weight": norm_weight, "norm_eps": norm_eps, "conv_pool": conv_pool, "state_pool": state_pool}
+        given |= {"dk": dk, "dv": dv, "layout": layout, "activation": activation, "gate_activation": gate_activation}
+        given |= {"state_indices": state_indices, "num_accepted_tokens": num_accepted_tokens, "null_slot": null_slot}
+        given |= {"scale": scale, "state_scales": state_scales, "z": z, "a": a, "qkvz": qkvz, "ba": ba}
+        return _on_codes(out, **given, allow_negative_eigenvalues=allow_negative_eigenvalues)
     if out is None:
         require_tensor(_NAME, "qkvz", qkvz)
         out = qkvz.new_empty(*qkvz.shape[:2], heads_v * dv)
@@ -244,6 +266,10 @@ def by_operators(**x: Any) -> Tensor:
     o = qkvz.new_empty(*qkvz.shape[:2], heads[1], dv)
     step = {"a": a, "b": b, "A_log": x["A_log"], "dt_bias": x["dt_bias"], "state_pool": x["state_pool"], "state_indices": slots}
     step |= {"num_accepted_tokens": accepted, "null_slot": null_slot, "scale": x.get("scale"), "out": o}
+    step["state_scales"] = x.get("state_scales")
+    written = {name: x.get(name) for name in ("conv_pool", "state_pool")}
+    if x.get("state_scales") is not None:
+        written["state_scales"] = x["state_scales"]
     step["allow_negative_eigenvalues"] = x.get("allow_negative_eigenvalues", False)
     norm = {"gate": z, "weight": x["norm_weight"], "eps": x.get("norm_eps", 1e-6)}
     norm["activation"] = x.get("gate_activation", "silu")
@@ -262,7 +288,26 @@ def by_operators(**x: Any) -> Tensor:
         fused_decode(*split_heads(convolved, *sizes), **step)
         return rms_norm_gated(o, **norm).flatten(-2)
 
-    return composed(_NAME, DIFFERENTIABLE, {name: x.get(name) for name in ("conv_pool", "state_pool")}, read, run, checks)
+    return composed(_NAME, DIFFERENTIABLE, written, read, run, checks)
+
+
+_WORDS = {"query": "qkvz", "key": "qkvz", "value": "qkvz", "x": "qkvz", "gate": "qkvz", "b": "ba", "conv_state": "conv_pool"}
+_WORDS |= {"conv_state_indices": "state_indices", "causal_conv1d_update.weight": "conv_weight", "bias": "conv_bias"}
+_named_by_operators = in_words_of_caller(_NAME, **_WORDS, **{"rms_norm_gated.weight": "norm_weight"})(by_operators)
+
+
+def _on_codes(out: Tensor | None, **x: Any) -> Tensor:
+    """The step with int8 states."""
+    if out is None:
+        return _named_by_operators(**x)
+    require_tensor(_NAME, "out", out, optional=True)
+    qkvz = x["qkvz"]
+    shape = (*qkvz.shape[:2], x["heads"][1] * x["dv"])
+    if out.shape != shape or out.dtype != qkvz.dtype or out.device != qkvz.device:
+        refuse(_NAME, "out", f"{shape} of {qkvz.dtype} on {qkvz.device}", f"{tuple(out.shape)} of {out.dtype} on {out.device}")
+    given = {name: y for name, y in x.items() if isinstance(y, Tensor)}
+    check_buffers(_NAME, {"out": out}, given)
+    return out.copy_(_named_by_operators(**x))
 
 
 # ---- Examples

@@ -26,7 +26,7 @@ from ..names import shortened
 from .measure import families
 from .tunable import TORCH_DTYPES
 
-DTYPES = TORCH_DTYPES | {"i32": torch.int32, "i64": torch.int64}
+DTYPES = TORCH_DTYPES | {"i8": torch.int8, "i32": torch.int32, "i64": torch.int64}
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Layout:
 @dataclass(frozen=True)
 class Form:
     tensors: dict[str, Layout]
-    others: dict[str, str]  # a literal, an axis, or several axes in parentheses
+    others: dict[str, str]  # a literal, a dtype, an axis, or several axes in parentheses
 
     @property
     def axes(self) -> set[str]:
         sizes = [text for layout in self.tensors.values() for text in layout.sizes]
         others = [word for text in self.others.values() for word in text.strip("()").split()]
-        return {_axis(text) for text in [*sizes, *others] if text not in _LITERALS}
+        return {_axis(text) for text in [*sizes, *others] if text not in _LITERALS and text not in DTYPES}
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,8 @@ def _size(text: str, axes: Mapping[str, int]) -> int:
 def _other(text: str, axes: Mapping[str, int]) -> Any:
     if text.startswith("("):
         return tuple(_size(word, axes) for word in text.strip("()").split())
-    return _LITERALS[text] if text in _LITERALS else _size(text, axes)
+    words = _LITERALS | DTYPES
+    return words[text] if text in words else _size(text, axes)
 
 
 def _on_meta(shape: list[int], dtype: torch.dtype, mn: bool = False) -> Tensor:

@@ -45,10 +45,11 @@ struct GDN_HOLDS_TENSORS FusedDecode {
     std::optional<double> scale = {};
     GateBound bound = {};
     bool use_qk_l2norm = true;
+    OptionalWritten state_scales = {}, step_scales = {};  // of int8 states
     Output out = {};
 
     GDN_FIELDS(query, key, value, a, b, gates, state_pool, state_indices, cu_seqlens, verify, null_slot, steps, parents,
-               has_initial_state, write_indices, update_state, scale, bound, use_qk_l2norm, out)
+               has_initial_state, write_indices, update_state, scale, bound, use_qk_l2norm, state_scales, step_scales, out)
 };
 // out
 Tensor fused_decode(const FusedDecode& arguments);
@@ -72,6 +73,30 @@ struct GDN_HOLDS_TENSORS ReplayDecode {
 // out
 Tensor replay_decode(const ReplayDecode& arguments);
 
+// Decode from a state that lacks the last tokens. The ring: keys (slots, W, Hk, dk), updates (slots, W, Hv, dv), decays (slots,
+// W, Hv) fp32, pending (slots) int32.
+struct GDN_HOLDS_TENSORS RingDecode {
+    static constexpr const char* name = "ring_decode";
+    Given query, key, value, a, b;
+    DecodeGates gates;
+    Written state_pool, keys, updates, decays, pending;
+    OptionalTensor state_indices = {}, cu_seqlens = {};
+    VerifyOptions verify = {};
+    OptionalTensor fold_mask = {};      // (sequences) bool
+    OptionalWritten state_scales = {};  // of an int8 pool: (slots, Hv, dv, dk / 32) fp32
+    std::optional<int64_t> null_slot = {};
+    std::optional<double> scale = {};
+    GateBound bound = {};
+    bool use_qk_l2norm = true;
+    bool fold = false;  // every state takes every accepted token
+    Output out = {};
+
+    GDN_FIELDS(query, key, value, a, b, gates, state_pool, keys, updates, decays, pending, state_indices, cu_seqlens, verify,
+               fold_mask, state_scales, null_slot, scale, bound, use_qk_l2norm, fold, out)
+};
+// out
+Tensor ring_decode(const RingDecode& arguments);
+
 struct GDN_HOLDS_TENSORS ChunkedForward {
     static constexpr const char* name = "chunked_forward";
     Given query, key, value;
@@ -91,6 +116,7 @@ struct GDN_HOLDS_TENSORS ChunkedForward {
     // `state` is then a pool, updated in place: the operator chunked_forward_pool in torch.
     OptionalTensor state_indices = {}, write_indices = {};
     bool update_state = true;
+    OptionalWritten state_scales = {};  // of an int8 pool
 
     GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, output_final_state, state_dtype,
                checkpoint_every, checkpoint_offsets, deterministic, gates, bound, has_initial_state, final_state, checkpoints,
@@ -153,6 +179,20 @@ struct GDN_HOLDS_TENSORS ChunkedSummary {
 };
 // out: L above M
 Tensor chunked_summary(const ChunkedSummary& arguments);
+
+// States between dtypes; the arguments `out` and `out_scales` are written, of int8 states both.
+struct GDN_HOLDS_TENSORS ConvertStates {
+    static constexpr const char* name = "convert_states";
+    Given states;
+    std::optional<ScalarType> dtype = {};
+    OptionalTensor scales = {}, state_indices = {}, write_indices = {};
+    std::optional<int64_t> null_slot = {};
+    OptionalWritten out = {}, out_scales = {};
+
+    GDN_FIELDS(states, dtype, scales, state_indices, write_indices, null_slot, out, out_scales)
+};
+// (states, their scales: empty unless they are int8)
+std::tuple<Tensor, Tensor> convert_states(const ConvertStates& arguments);
 
 // States through the summaries of consecutive parts, or gradients of states from the last part to the first.
 struct GDN_HOLDS_TENSORS FoldStates {

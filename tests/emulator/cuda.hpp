@@ -257,6 +257,12 @@ inline __nv_bfloat16 __float2bfloat16(float x) {
 inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) {
     return x.bits;
 }
+inline __half2 __float2half2_rn(float x) {
+    return {__float2half(x), __float2half(x)};
+}
+inline __half2 __hsub2(__half2 a, __half2 b) {
+    return {__float2half(__half2float(a.x) - __half2float(b.x)), __float2half(__half2float(a.y) - __half2float(b.y))};
+}
 inline __half2 __floats2half2_rn(float x, float y) {
     return {__float2half(x), __float2half(y)};
 }

@@ -46,8 +46,8 @@ void store(void* to, const T& x) {
     if (reinterpret_cast<std::uintptr_t>(to) % sizeof(T) != 0) fail_misaligned();
     *static_cast<T*>(to) = x;
 }
-inline void check_copy(unsigned to, const void* from) {
-    if (to % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("cp.async: a misaligned address");
+inline void check_copy(unsigned to, const void* from, unsigned bytes = 16) {
+    if (to % bytes != 0 || reinterpret_cast<std::uintptr_t>(from) % bytes != 0) fail("cp.async: a misaligned address");
 }
 
 inline unsigned rounded_to_bf16(float x) {
@@ -140,12 +140,19 @@ void ptx(Operands&&... operands) {
             const auto both = load<unsigned long long>(from);
             x = static_cast<unsigned>(both), y = static_cast<unsigned>(both >> 32);
         });
+    } else if constexpr (kText == "st.global.v2.u32 [%0], {%1, %2};") {
+        run([](void* to, unsigned x, unsigned y) { store(to, static_cast<unsigned long long>(y) << 32 | x); });
     } else if constexpr (kText == "st.global.v4.u32 [%0], {%1, %2, %3, %4};") {
         run([](void* to, unsigned x, unsigned y, unsigned z, unsigned w) { store(to, Four{x, y, z, w}); });
     } else if constexpr (kText == "cp.async.cg.shared.global [%0], [%1], 16;") {
         run([](unsigned to, const void* from) {
             check_copy(to, from);
             copy_later(shared_pointer(to), from);
+        });
+    } else if constexpr (kText == "cp.async.ca.shared.global [%0], [%1], %2;") {
+        run([](unsigned to, const void* from, int bytes) {
+            check_copy(to, from, static_cast<unsigned>(bytes));
+            copy_later(shared_pointer(to), from, bytes);
         });
     } else if constexpr (kText == "cp.async.cg.shared.global [%0], [%1], 16, %2;") {
         run([](unsigned to, const void* from, int bytes) {

@@ -60,6 +60,8 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_channel_gates.py::test_gates_of_a_layer[-5.0]": ("gdn/verify",),
     "test_engine_calls.py::test_a_pool[plain-contiguous-True]": ("gdn/move_states",),
     "test_replay.py::test_steps_and_heads[1-1-2]": ("gdn/replay",),
+    "test_ring.py::test_heads[2-6]": ("gdn/ring_decode",),
+    "test_ring.py::test_long_service[state2]": ("gdn/ring_decode",),
     "test_decode_layer.py::test_layouts_and_heads[heads0-qwen3_next-io0]": ("layers/decode_layer",),
     "test_kda_decode_layer.py::test_slots": ("layers/decode_layer",),
     "test_mamba2_decode_layer.py::test_resets_and_values_that_are_not_finite": ("layers/mamba2_decode_layer",),

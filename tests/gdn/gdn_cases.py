@@ -15,7 +15,7 @@ from gdn_cuda.operators.examples import Arguments, Case
 
 # Operators of other modules are tested elsewhere.
 MODULES = (
-    *(f"gdn_cuda.gdn.{name}" for name in ("operators", "chunk_steps", "replay", "chunked_summary")),
+    *(f"gdn_cuda.gdn.{name}" for name in ("operators", "chunk_steps", "replay", "ring", "chunked_summary")),
     "gdn_cuda.layers.gating",
 )
 CASES = {name: case for name, case in examples.load().items() if case.function.__module__ in MODULES}

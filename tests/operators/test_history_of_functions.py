@@ -48,6 +48,8 @@ WITHOUT_HISTORY = {
     "Projections",
     "replay_buffers",
     "ReplayBuffers",
+    "ring_buffers",
+    "RingBuffers",
     "ssd_replay_buffers",
     "SsdReplayBuffers",
     "S4DKernel",

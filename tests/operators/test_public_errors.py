@@ -73,6 +73,7 @@ MADE: dict[str, Make] = {
     "fft_causal_conv": lambda: {"u": rows(1, 2, 5), "k": rows(2, 3), "D": rows(2)},
     "split_projections": lambda: {"z": rows(1, 6, 4)},
     "replay_buffers": lambda: {"state_pool": torch.zeros(2, 2, 8, 8), "steps": 2, "heads_k": 2},
+    "ring_buffers": lambda: {"state_pool": torch.zeros(2, 2, 8, 8), "window": 2, "heads_k": 2},
     "commit_replay": lambda: {
         "state_pool": torch.zeros(2, 2, 8, 8),
         "buffers": buffers(),

@@ -45,6 +45,7 @@ CALLS: dict[str, tuple[str, Callable[[str], Any]]] = {
         lambda device: gdn_cuda.hyena_filter(one(device).expand(2**20, 1), -one(device).expand(2**20, 1), 2**30),
     ),
     "replay_buffers": ("state_pool", lambda device: gdn_cuda.replay_buffers(pool(device), 16, 4)),
+    "ring_buffers": ("state_pool", lambda device: gdn_cuda.ring_buffers(pool(device), 16, 4)),
     "ssd_replay_buffers": ("state_pool", lambda device: gdn_cuda.ssd_replay_buffers(pool(device), 16, 4)),
     "S4Kernel": ("L", lambda device: kernel(S4Kernel, device)(L=LONG)),
     "S4DKernel": ("L", lambda device: kernel(S4DKernel, device)(L=LONG)),

@@ -73,6 +73,10 @@ DecodeArgs decode_args(const GdnCall& args) {
             .state_out = args.last.data,
             .state_in_slot = args.initial.slot,
             .state_out_slot = args.last.slot,
+            .scales_in = args.initial.scales,
+            .scales_out = args.last.scales,
+            .scales_in_slot = args.initial.scales_slot,
+            .scales_out_slot = args.last.scales_slot,
             .channels = args.channels,
             .forms = args.forms};
 }

@@ -24,7 +24,8 @@ bool has_paired_channel_gates(const Prepared& prepared) {
 
 bool moves_states(const Prepared& prepared) {
     const GdnCall& args = prepared.args;
-    return !prepared.plain_states || args.has_initial != nullptr || args.last_slots.data != nullptr;
+    return !prepared.plain_states || args.initial.scales != nullptr || args.has_initial != nullptr ||
+           args.last_slots.data != nullptr;
 }
 
 View ChunkInputs::copied(const Tensor& tensor) {

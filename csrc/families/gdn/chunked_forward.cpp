@@ -22,7 +22,7 @@ struct ChunkedForwardPool : ChunkedForward {
 
     GDN_FIELDS(query, key, value, beta, gate, state, state_indices, cu_seqlens, scale, use_qk_l2norm, checkpoint_every,
                checkpoint_offsets, deterministic, gates, bound, has_initial_state, write_indices, update_state, checkpoints,
-               states_before, out)
+               states_before, state_scales, out)
 };
 
 // The checkpoints of a call, or an empty tensor: those of packed sequences in sequence order, in as many rows as their tokens
@@ -54,7 +54,8 @@ Tensor run_chunked(Prepared& prepared, const auto& x, const StateRows& rows, DTy
     ChunkInputs inputs(prepared, x.out, target);
     inputs.close_gaps(x.query, x.key, x.value);
     inputs.fit_channel_gates(x.gate);
-    const bool by_any = !prepared.sequences.plain(), moves = !by_any && moves_states(prepared);
+    const bool by_any = !prepared.sequences.plain();
+    const bool moves = by_any ? prepared.state_type == DType::i8 : moves_states(prepared);
     const Tensor checkpoints = add_checkpoints(prepared, x.out, x.checkpoint_every,
                                                moves    ? DType::f32
                                                : by_any ? checkpoint_type
@@ -102,7 +103,11 @@ PreparedChunked prepare_chunked(const auto& x, const OptionalTensor& indices, co
 
     const View state = view_of(x.state), slots = view_of(indices), has_initial = view_of(x.has_initial_state);
     const View last = view_of(final_state), write_slots = view_of(write_indices);
-    if (state.defined()) args.initial = check_initial(check, prepared, "state", state, 4);
+    const View scales = slots.defined() ? view_of(x.state_scales) : View();
+    if (slots.defined())
+        args.initial = check_coded_initial(check, prepared, "state", state, "state_scales", scales);
+    else if (state.defined())
+        args.initial = check_initial(check, prepared, "state", state, 4);
     check_has_initial(check, prepared, has_initial);
     if (slots.defined()) {
         check.distinct("state", state);
@@ -142,11 +147,13 @@ PreparedChunked prepare_chunked(const auto& x, const OptionalTensor& indices, co
     const View none;
     check_apart(check, sequences, gates,
                 {{"state", slots.defined() && update_state ? state : none},
+                 {"state_scales", update_state ? scales : none},
                  {"final_state", last},
                  {"checkpoints", checkpoints},
                  {"states_before", before},
                  {"out", prepared.output}},
                 {{"state", slots.defined() && update_state ? none : state},
+                 {"state_scales", update_state ? none : scales},
                  {"state_indices", slots},
                  {"write_indices", write_slots},
                  {"checkpoint_offsets", offsets},
@@ -217,7 +224,7 @@ Tensor run_parts(PreparedChunked& whole, const ChunkedForward& x, DType type) {
     part.cu_seqlens = parts;
     part.has_initial_state = part.write_indices = part.checkpoint_offsets = {};
     part.update_state = true;
-    part.checkpoints = part.states_before = {};
+    part.checkpoints = part.states_before = part.state_scales = {};
     PreparedChunked prepared = prepare_pool(part);
     run_chunked(prepared, part, {}, DType::f32);
     move.from = dense;
@@ -268,7 +275,7 @@ std::tuple<Tensor, Tensor> run_dense(const ChunkedForward& x) {
 // Returns the checkpoints.
 Tensor run_pool(const ChunkedForwardPool& x) {
     PreparedChunked prepared = prepare_pool(x);
-    const DType pool = prepared.state_type;
+    const DType pool = prepared.state_type == DType::i8 ? DType::f32 : prepared.state_type;  // of its checkpoints
     if (x.checkpoint_offsets) return run_parts(prepared, x, pool);
     return as_dtype(run_chunked(prepared, x, prepared.rows, pool), pool);
 }
@@ -296,6 +303,7 @@ ChunkedResult chunked_forward(const ChunkedForward& x) {
     } else {
         if (x.write_indices) fail(x.name, "write_indices", "none without state_indices", "a tensor");
         if (!x.update_state) fail(x.name, "update_state", "true without state_indices", "false");
+        if (x.state_scales) fail(x.name, "state_scales", "none without state_indices", "a tensor");
         std::tie(result.final_state, checkpoints) = call<ChunkedForward, gdn::run_dense>(x);
         if (x.final_state) result.final_state = *x.final_state;
     }

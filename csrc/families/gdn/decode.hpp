@@ -27,7 +27,7 @@ struct DecodeChoice {
 
 // More rows per block share its prologue and keep more bytes in flight, as long as every SM has a few blocks. Measured on an
 // H200: four stages saturate memory, and three blocks per SM balance the load.
-inline constexpr int kDecodeStages = 4;
+inline constexpr int kDecodeStages = 4, kDecodeStagesOfCodes = 4;
 inline constexpr i64 kDecodeBlocksPerMultiprocessor = 3;
 
 inline DecodeChoice decode_choice(const DecodeProblem& problem, const jit::DeviceTraits& device) {
@@ -35,7 +35,7 @@ inline DecodeChoice decode_choice(const DecodeProblem& problem, const jit::Devic
                         .io = problem.io,
                         .state = problem.state,
                         .warps = 4,
-                        .stages = kDecodeStages,
+                        .stages = problem.state == DType::i8 ? kDecodeStagesOfCodes : kDecodeStages,
                         .fused_gates = problem.fused_gates && !problem.channel_gates,
                         .channel_gates = problem.channel_gates};
     for (int steps = std::min(8, config.layout().lanes); steps > 1; steps /= 2) {
@@ -58,11 +58,12 @@ inline std::string explain_decode(const DecodeProblem& problem, const jit::Devic
 inline std::vector<DecodeConfig> decode_configurations() {
     std::vector<DecodeConfig> all;
     for (DType io : {DType::bf16, DType::f16})
-        for (DType state : {DType::f32, DType::bf16})
+        for (DType state : {DType::f32, DType::bf16, DType::i8})
             for (int dk : kExactHeadK)
                 for (bool fused_gates : {true, false})
                     for (bool channel_gates : {false, true})
                         for (i64 sequences : {1, 4096}) {
+                            if (state == DType::i8 && !fused_gates && !channel_gates) continue;  // fused_decode alone has codes
                             const DecodeConfig config =
                                 decode_choice({sequences, 1, dk, 128, io, state, fused_gates, channel_gates}, {}).config;
                             if (std::ranges::find(all, config) == all.end()) all.push_back(config);

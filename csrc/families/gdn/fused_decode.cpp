@@ -15,7 +15,8 @@ Prepared prepare_decode(const FusedDecode& x) {
 
     const GateTensors gates = check_raw_gates(check, prepared, x.a, x.b, x.gates, x.bound);
     const View pool(x.state_pool), written = view_of(x.write_indices), has_initial = view_of(x.has_initial_state);
-    args.initial = check_initial(check, prepared, "state_pool", pool, 4);
+    const View scales = view_of(x.state_scales), step_scales = view_of(x.step_scales);
+    args.initial = check_coded_initial(check, prepared, "state_pool", pool, "state_scales", scales);
     check.distinct("state_pool", pool);
     check_has_initial(check, prepared, has_initial);
     const SlotTensors states = slot_tensors("state_pool", "state_indices", pool, x.state_indices, x.verify, x.steps);
@@ -28,7 +29,7 @@ Prepared prepare_decode(const FusedDecode& x) {
     const View parents = view_of(x.parents);
     if (steps.defined()) {
         check.dtype("step_states", steps, {prepared.state_type});
-        args.steps = check_states(check, prepared, "step_states", steps, 5);
+        args.steps = check_states(check, prepared, "step_states", steps, 5, {prepared.state_type});
         check.distinct("step_states", steps);
         args.step_index = GdnCall::by_step_slot;
         set_step_slots(check, args, states);
@@ -40,6 +41,7 @@ Prepared prepare_decode(const FusedDecode& x) {
     } else if (x.update_state) {
         args.last = args.initial;
     }
+    check_scales(check, prepared, args.steps, "step_states", steps, "step_scales", step_scales);
     check_update_state(check, x.update_state, states);
     if (written.defined()) {
         const bool one_goes_on = steps.defined() ? !x.parents : !states.by_token();  // not the leaves of a tree
@@ -49,7 +51,12 @@ Prepared prepare_decode(const FusedDecode& x) {
         check_parents(check, parents, states, sequences.batch());
         set_parents(args, parents);
     }
-    check_apart(check, sequences, gates, {{"state_pool", pool}, {"step_states", steps}, {"out", prepared.output}},
+    check_apart(check, sequences, gates,
+                {{"state_pool", pool},
+                 {"state_scales", scales},
+                 {"step_states", steps},
+                 {"step_scales", step_scales},
+                 {"out", prepared.output}},
                 {{"state_indices", states.slots},
                  {kAcceptedTokens, states.accepted},
                  {"step_slots", states.step_slots},

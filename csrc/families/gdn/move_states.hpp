@@ -25,15 +25,26 @@ inline const char* word_of(StatesMove move) {
             return "gdn::StatesMove::copy";
         case StatesMove::identity:
             return "gdn::StatesMove::identity";
+        case StatesMove::convert:
+            return "gdn::StatesMove::convert";
     }
     return "?";
 }
 
-inline constexpr std::array kMoveStatesConfigurations = {
-    MoveStatesConfig{StatesMove::gather},       MoveStatesConfig{StatesMove::scatter},
-    MoveStatesConfig{StatesMove::first_before}, MoveStatesConfig{StatesMove::other_before},
-    MoveStatesConfig{StatesMove::at_offsets},   MoveStatesConfig{StatesMove::copy},
-    MoveStatesConfig{StatesMove::identity}};
+inline constexpr std::array kMoveStatesConfigurations = {MoveStatesConfig{StatesMove::gather},
+                                                         MoveStatesConfig{StatesMove::scatter},
+                                                         MoveStatesConfig{StatesMove::first_before},
+                                                         MoveStatesConfig{StatesMove::other_before},
+                                                         MoveStatesConfig{StatesMove::at_offsets},
+                                                         MoveStatesConfig{StatesMove::copy},
+                                                         MoveStatesConfig{StatesMove::identity},
+                                                         MoveStatesConfig{StatesMove::convert},
+                                                         MoveStatesConfig{StatesMove::gather, true},
+                                                         MoveStatesConfig{StatesMove::first_before, true},
+                                                         MoveStatesConfig{StatesMove::convert, true},
+                                                         MoveStatesConfig{StatesMove::scatter, false, true},
+                                                         MoveStatesConfig{StatesMove::convert, false, true},
+                                                         MoveStatesConfig{StatesMove::convert, true, true}};
 
 struct MoveStates {
     GDN_KERNEL(MoveStates, gdn, move_states, MoveStatesConfig, MoveStatesArgs,
@@ -47,7 +58,8 @@ struct MoveStates {
         const GdnCall& call = args.call;
         if (args.rows == 0 || call.heads == 0) return;
         const i64 tiles = ceil_div(call.dv, Config::kTile) * ceil_div(call.dk, Config::kTile);
-        launch<MoveStates>({move}, args, {tiles, call.heads, std::min<i64>(args.rows, kMostBlocks[2])}, target,
+        const MoveStatesConfig config{move, move_from(move, args).scales != nullptr, move_to(move, args).scales != nullptr};
+        launch<MoveStates>(config, args, {tiles, call.heads, std::min<i64>(args.rows, kMostBlocks[2])}, target,
                            [&](const auto&) { return fmt::format("{} states of {} heads", args.rows, call.heads); });
     }
 };

@@ -171,12 +171,31 @@ RecurrentStates contiguous_states(void* data, const Sequences& sequences, DType 
             .type = type};
 }
 
-RecurrentStates check_initial(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank) {
-    prepared.state_type = dtype_beside(check, argument, states, prepared.sequences.io);
-    return check_states(check, prepared, argument, states, rank);
+RecurrentStates check_initial(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank,
+                              std::initializer_list<DType> allowed) {
+    prepared.state_type = dtype_beside(check, argument, states, prepared.sequences.io, allowed);
+    return check_states(check, prepared, argument, states, rank, allowed);
 }
 
-RecurrentStates check_states(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank) {
+RecurrentStates check_coded_initial(const Checks& check, Prepared& prepared, const char* argument, const View& states,
+                                    const char* scales_argument, const View& scales) {
+    RecurrentStates found =
+        check_initial(check, prepared, argument, states, 4, {DType::f32, DType::bf16, DType::f16, DType::i8});
+    check_scales(check, prepared, found, argument, states, scales_argument, scales);
+    return found;
+}
+
+void check_scales(const Checks& check, const Prepared& prepared, RecurrentStates& states, const char* argument,
+                  const View& states_view, const char* scales_argument, const View& scales) {
+    check_state_scales(check, argument, states_view, scales_argument, scales, states_view.rank - 3, prepared.sequences.io);
+    if (!scales.defined()) return;
+    states.scales = static_cast<float*>(scales.data);
+    states.scales_slot = scales.stride(0);
+    states.scales_step = scales.rank == 5 ? scales.stride(1) : 0;
+}
+
+RecurrentStates check_states(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank,
+                             std::initializer_list<DType> allowed) {
     const Sequences& sequences = prepared.sequences;
     check.rank(argument, states, rank, rank == 4 ? "(slots, Hv, dv, dk)" : "(slots, steps, Hv, dv, dk)");
     const int64_t expected[] = {sequences.heads, sequences.dv, sequences.dk};
@@ -185,7 +204,7 @@ RecurrentStates check_states(const Checks& check, Prepared& prepared, const char
                             shape_text({expected[0], expected[1], expected[2]})),
                 shape_text(states));
     check.device(argument, states, sequences.query, "query");
-    const DType type = dtype_beside(check, argument, states, sequences.io);
+    const DType type = dtype_beside(check, argument, states, sequences.io, allowed);
     prepared.plain_states =
         prepared.plain_states && states.contiguous_tail(3) && type == prepared.state_type && type != DType::f16;
     prepared.aligned_states = prepared.aligned_states && states.aligned16();

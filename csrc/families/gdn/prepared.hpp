@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../../operators/new_tensor.hpp"
+#include "../../operators/state_scales.hpp"
 #include "checks.hpp"
 #include "gate_checks.hpp"
 
@@ -54,9 +55,17 @@ GateTensors check_raw_gates(const Checks& check, Prepared& prepared, const Tenso
 void check_apart(const Checks& check, const Sequences& sequences, const GateTensors& gates,
                  std::initializer_list<Memory> written, std::initializer_list<Memory> read = {});
 // States (slots, Hv, dv, dk) or (slots, steps, Hv, dv, dk) of any strides.
-RecurrentStates check_states(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank);
+RecurrentStates check_states(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank,
+                             std::initializer_list<DType> allowed = {DType::f32, DType::bf16, DType::f16});
 // The same for the first states of a call, whose dtype becomes that of its new ones.
-RecurrentStates check_initial(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank);
+RecurrentStates check_initial(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank,
+                              std::initializer_list<DType> allowed = {DType::f32, DType::bf16, DType::f16});
+// The same where states may be int8, which have scales.
+RecurrentStates check_coded_initial(const Checks& check, Prepared& prepared, const char* argument, const View& states,
+                                    const char* scales_argument, const View& scales);
+// Beside states that were checked: their scales, if they have any.
+void check_scales(const Checks& check, const Prepared& prepared, RecurrentStates& states, const char* argument,
+                  const View& states_view, const char* scales_argument, const View& scales);
 // A state for each sequence, to be written.
 RecurrentStates check_final_state(const Checks& check, Prepared& prepared, const View& final_state);
 // After the slots to read; `to_pool`: the call writes a last state.

@@ -60,7 +60,7 @@ inline std::vector<RecurrentConfig> recurrent_configurations() {
     };
     for (bool channel_gates : {false, true})
         for (DType io : {DType::bf16, DType::f16})
-            for (DType state : {DType::f32, DType::bf16}) {
+            for (DType state : {DType::f32, DType::bf16, DType::i8}) {
                 const auto choose = [&](i64 sequences, i64 tokens, int dk, bool aligned) {
                     add(recurrent_config({sequences, tokens, 32, dk, 128, io, state, aligned, channel_gates}, {}));
                 };
@@ -69,7 +69,7 @@ inline std::vector<RecurrentConfig> recurrent_configurations() {
                     choose(4096, 1, dk, true);
                 }
                 for (int head_k : kMaskedHeadK)
-                    for (bool aligned : {true, false}) choose(1, 1, head_k - 8, aligned);
+                    for (bool aligned : {true, false}) choose(1, 1, head_k - (state == DType::i8 ? 32 : 8), aligned);
             }
     return all;
 }

@@ -65,10 +65,10 @@ inline std::string explain_verify(const VerifyProblem& problem, const jit::Devic
 }
 
 inline constexpr std::array kVerifyConfigurations = [] {
-    std::array<VerifyConfig, size_t{16} * kExactHeadK.size()> all{};
+    std::array<VerifyConfig, size_t{24} * kExactHeadK.size()> all{};
     size_t n = 0;
     for (const DType io : {DType::bf16, DType::f16})
-        for (const DType state : {DType::f32, DType::bf16})
+        for (const DType state : {DType::f32, DType::bf16, DType::i8})
             for (const int dk : kExactHeadK)
                 for (const int rows : {1, most_verify_rows_per_thread(dk)})
                     for (const bool channel_gates : {false, true}) all[n++] = verify_config(dk, io, state, rows, channel_gates);

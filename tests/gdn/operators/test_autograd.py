@@ -19,7 +19,12 @@ from gdn_cuda.operators.examples import Arguments, Case
 
 EACH = one_of_each()
 NAMES = list(EACH)
-WRITTEN = {name: written for name, case in EACH.items() if (written := written_by(case))}
+# Integers, as int8 states are, have no history: their scales have.
+WRITTEN = {
+    name: [argument for argument in written if arguments_of(case)[argument].is_floating_point()]
+    for name, case in EACH.items()
+    if (written := written_by(case))
+}
 WRITES = [(name, argument) for name, arguments in WRITTEN.items() for argument in arguments]
 TRAINS = {name for name, case in EACH.items() if case.function is gdn_cuda.chunked_forward}
 WITHOUT_GRADIENTS = [name for name in NAMES if name not in TRAINS]

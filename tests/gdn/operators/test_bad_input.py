@@ -35,12 +35,14 @@ TENSOR_CASES = [
     "decode-packed",
     "decode-step-states",
     "decode-tree",
+    "decode-int8-tree",
     "decode-channels",
     "replay",
     "replay-channels",
     "replay-packed",
     "chunked",
     "chunked-pool",
+    "chunked-pool-int8",
     "chunked-offsets",
     "chunked-offsets-pool-packed",
     "chunked-channels",
@@ -76,6 +78,7 @@ ANY_STRIDE = {
     "recurrent_forward": "query key value state final_state beta gate num_accepted_tokens",
     "fused_decode": "query key value a b state_pool step_states state_indices parents",
     "replay_decode": "a b state_indices",
+    "ring_decode": "a b state_indices decays",
     "chunked_forward": "query key value state state_indices final_state checkpoints states_before beta gate",
     "chunked_summary": "key value beta gate",
     "transpose_to_mn_major": "input",
@@ -111,6 +114,7 @@ LEGAL_SIZES = {
     ("chunked_summary, from a state", "key", 2, -1),
     ("chunked_summary, packed", "key", 1, -1),
     ("decode-tree", "parents", 1, +1),
+    ("decode-int8-tree", "parents", 1, +1),
     ("decode-verify", "state_indices", 1, +1),
     ("state-update", "k", 2, -1),
     ("state-update-packed", "k", 1, -1),
@@ -170,6 +174,7 @@ def test_a_wrong_tensor_is_refused_by_name(name: str) -> None:
             continue
         # If the anchor or value is wrong, the tensors that are compared with it do not match: the error may name one of those.
         compared = (anchor, "value", "v", "u", "q", "cu_seqlens", *(["state_pool", "keys"] if "keys" in arguments else []))
+        compared += ("state_pool", "step_states", "state") if "state_scales" in arguments else ()
         if named != argument and argument not in compared:
             failures.append(f"{where}: the error names {named}")
     assert not failures

@@ -69,7 +69,10 @@ def test_fused_decode_with_buffers_equals_replay_decode(seed: int) -> None:
 @pytest.mark.parametrize(
     "changes, text",
     [
-        ({"replay": 3}, "replay: expected ReplayBuffers, which replay_buffers makes, or None, got int"),
+        (
+            {"replay": 3},
+            "replay: expected ReplayBuffers or RingBuffers, which replay_buffers and ring_buffers make, or None, got int",
+        ),
         ({"step_states": torch.zeros(1)}, "step_states: expected None with replay, got Tensor"),
         ({"step_slots": torch.zeros(1)}, "step_slots: expected None with replay, got Tensor"),
     ],

@@ -15,6 +15,15 @@ __device__ __forceinline__ void cp_async_16(void* shared, const void* global) {
     cp_async_16(static_cast<unsigned>(__cvta_generic_to_shared(shared)), global);
 }
 
+// kBytes: 4 or 8.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(void* shared, const void* global) {
+    static_assert(kBytes == 4 || kBytes == 8);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))),
+                 "l"(global), "n"(kBytes)
+                 : "memory");
+}
+
 // If !exists, writes zeros and does not read `global`.
 __device__ __forceinline__ void cp_async_16_zfill(unsigned shared, const void* global, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16 : 0) : "memory");

@@ -22,6 +22,10 @@ template <>
 struct StorageOf<DType::f16> {
     using type = __half;
 };
+template <>
+struct StorageOf<DType::i8> {
+    using type = signed char;
+};
 template <DType kType>
 using Storage = typename StorageOf<kType>::type;
 

@@ -25,10 +25,12 @@ using i64 = long long;
 // Dynamic shared memory per block that every GPU from sm_80 on allows.
 inline constexpr int kSharedBytesEverywhere = 99 * 1024;
 
-enum class DType : int { f32, bf16, f16, i32, i64, f64, c64, c128 };
+enum class DType : int { f32, bf16, f16, i32, i64, f64, c64, c128, i8 };
 
 GDN_HOST_DEVICE constexpr int bytes_of(DType type) {
     switch (type) {
+        case DType::i8:
+            return 1;
         case DType::bf16:
         case DType::f16:
             return 2;

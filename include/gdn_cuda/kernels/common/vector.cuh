@@ -36,6 +36,9 @@ struct Raw<8> {
     }
     __device__ __forceinline__ void load(const void* from) { bits = *static_cast<const uint2*>(from); }
     __device__ __forceinline__ void store(void* to) const { *static_cast<uint2*>(to) = bits; }
+    __device__ __forceinline__ void store_global(void* to) const {
+        asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(bits.x), "r"(bits.y) : "memory");
+    }
 };
 template <>
 struct Raw<4> {

@@ -10,6 +10,9 @@
 // columns' decays from shared memory. A step multiplies the row with them first, where it would else multiply with e^g, so it
 // takes as many multiply-adds; columns whose decay is 0 are cleared before, as 0 times infinity would be NaN.
 //
+// States may be int8 codes with scales (recurrence/state_codes.cuh): a group of 32 columns is held by two or four lanes, which
+// find its largest magnitude by one or two shuffles before they store it. Everything between loads and stores is the same.
+//
 // Bound of large batches: memory, the state read and written once. On an H200, 64 sequences of 32 heads reach 86 % of a copy's
 // bandwidth with fp32 states and 76 % with bf16, 256 sequences 92 and 87 % (docs/benchmarks/decode.md).
 //
@@ -22,7 +25,7 @@
 #include <gdn_cuda/kernels/gdn/decode_plan.cuh>
 #include <gdn_cuda/kernels/recurrence/channel_loads.cuh>
 #include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
-#include <gdn_cuda/kernels/recurrence/state_row.cuh>
+#include <gdn_cuda/kernels/recurrence/state_codes.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -32,7 +35,8 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
     using State = Storage<kConfig.state>;
     constexpr StateLayout kLayout = kConfig.layout();
     using Slice = RowSlice<Io, kLayout, true, true>;
-    using StateSlice = RowSlice<State, kLayout, true, true>;
+    using StateRow = StateSlice<State, kLayout, true, true>;
+    constexpr bool kCoded = kConfig.state == DType::i8;
     constexpr int kLanes = kLayout.lanes, kVectors = kLayout.vectors(), kStages = kConfig.stages;
     constexpr int kRing = kStages > 0 ? kStages : 1;
     extern __shared__ __align__(16) unsigned char memory[];
@@ -82,19 +86,28 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
         return;
     }
     const i64 head_row = static_cast<i64>(head) * args.dv;
-    const State* state_in = static_cast<const State*>(args.state_in) + slot * args.state_in_slot;
-    State* state_out = static_cast<State*>(args.state_out) + slot * args.state_out_slot;
+    const StatePointer<State> state_in =
+        state_pointer<State>(args.state_in, slot * args.state_in_slot, args.scales_in, slot * args.scales_in_slot);
+    const StatePointer<State> state_out =
+        state_pointer<State>(args.state_out, slot * args.state_out_slot, args.scales_out, slot * args.scales_out_slot);
     const auto row_at = [&](int step) { return (head_row + row_of(step)) * kConfig.head_k; };
 
     const auto fetch = [&](int step) {
         if (in_range(step))
 #pragma unroll
-            for (int i = 0; i < kVectors; ++i)
-                cp_async_16(shared.state[step % kRing][i][threadIdx.x].bytes,
-                            state_in + row_at(step) + StateSlice::column(i, lane));
+            for (int i = 0; i < kVectors; ++i) {
+                auto& to = shared.state[step % kRing][i][threadIdx.x].bytes;
+                if constexpr (kCoded) {
+                    const CodedStates row = state_in + row_at(step);
+                    copy_codes<sizeof(to)>(to, row.codes + StateRow::column(i, lane));
+                    cp_async<4>(&shared.scales[step % kRing][i][threadIdx.x], row.scales + StateRow::group(i, lane));
+                } else {
+                    cp_async_16(to, state_in + row_at(step) + StateRow::column(i, lane));
+                }
+            }
         cp_async_fence();
     };
-    StateSlice loaded;
+    StateRow loaded;
     const bool from_memory = args.state_in != nullptr;
     if constexpr (kStages > 0) {
 #pragma unroll 1
@@ -113,7 +126,8 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
         scalars.decay = 1.f;  // a constant: columns decay before `advance`
         scalars.beta = gates.beta_of(args, forms);
         resets_columns = __syncthreads_or(channels.finish(args, head, 1, gate_of_token, [&](int) { return shared.decays; }));
-        if (kStages == 0 && resets_columns) loaded.clear_where_zero(shared.decays, lane);
+        if constexpr (kStages == 0 && !kCoded)
+            if (resets_columns) loaded.clear_where_zero(shared.decays, lane);
     } else {
         gates.finish(args, forms, scalars);
     }
@@ -122,22 +136,27 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
     const bool kept = from_memory && !resets(scalars);
     if (kStages == 0 && !kept) loaded.clear();
 
+    constexpr bool kWide = kCoded && kStages > 0;  // where instructions count
+    const auto& wide_query = widened<kLayout, kWide>(query);
+    const auto& wide_key = widened<kLayout, kWide>(key);
     float result = 0.f;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
         if constexpr (kStages > 0) {
             cp_async_wait<kStages - 1>();
-            if constexpr (kConfig.channel_gates) {
+            if constexpr (kConfig.channel_gates && !kCoded) {
                 if (resets_columns)  // in shared memory: selects in registers cost a tenth of the loop's instructions
 #pragma unroll 1
                     for (int i = 0; i < kVectors; ++i)
                         clear_where_zero(reinterpret_cast<State*>(shared.state[step % kRing][i][threadIdx.x].bytes),
-                                         shared.decays + StateSlice::column(i, lane), kLayout.vector);
+                                         shared.decays + StateRow::column(i, lane), kLayout.vector);
             }
             if (kept) {
 #pragma unroll
-                for (int i = 0; i < kVectors; ++i)
+                for (int i = 0; i < kVectors; ++i) {
                     loaded.vectors[i].load(reinterpret_cast<const State*>(shared.state[step % kRing][i][threadIdx.x].bytes));
+                    if constexpr (kCoded) loaded.scales[i] = shared.scales[step % kRing][i][threadIdx.x];
+                }
             } else {
                 loaded.clear();
             }
@@ -150,11 +169,12 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
             RowSlice<float, kLayout, true, true> decays;
             decays.load(shared.decays, lane, kConfig.head_k);
 #pragma unroll
-            for (int i = 0; i < kLayout.per_lane; ++i) s[i] *= decays[i];
+            for (int i = 0; i < kLayout.per_lane; ++i)
+                s[i] = kCoded && resets_columns ? decayed(s[i], decays[i]) : s[i] * decays[i];
         }
-        const float out = advance<kLayout>(s, query, key, scalars, __shfl_sync(0xffffffffu, value, step, kLanes));
+        const float out = advance<kLayout>(s, wide_query, wide_key, scalars, __shfl_sync(0xffffffffu, value, step, kLanes));
         if (lane == step) result = out;
-        if (in_range(step)) loaded.store(state_out + row_at(step), lane, kConfig.head_k, s);
+        loaded.store_if(in_range(step), state_out + row_at(step), lane, kConfig.head_k, s);
     }
     launch_dependent_grids();
     if (mine) *output = from_float<Io>(result);

@@ -23,16 +23,27 @@ struct DecodeConfig {
     GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
     GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / layout().lanes; }
     GDN_HOST_DEVICE constexpr int shared_bytes() const {
-        return stages * threads() * layout().per_lane * bytes_of(state) + (channel_gates ? head_k * bytes_of(DType::f32) : 0);
+        const int scales = state == DType::i8 ? layout().vectors() * bytes_of(DType::f32) : 0;
+        return stages * threads() * (layout().per_lane * bytes_of(state) + scales) +
+               (channel_gates ? head_k * bytes_of(DType::f32) : 0);
     }
+};
+
+// Scales of the codes that a thread copies.
+template <DecodeConfig kConfig, bool kCoded = kConfig.state == DType::i8>
+struct DecodeScales {};
+template <DecodeConfig kConfig>
+struct alignas(16) DecodeScales<kConfig, true> {
+    float scales[kConfig.stages > 0 ? kConfig.stages : 1][kConfig.layout().vectors()][kConfig.threads()];
 };
 
 // A thread reads only the elements of the state that it copied itself, so there are no barriers for them. Decays are the only
 // part that threads read from each other.
 template <DecodeConfig kConfig>
-struct DecodeSharedPlan : ChannelDecays<kConfig.head_k, kConfig.channel_gates> {
-    struct alignas(16) Vector {
-        unsigned char bytes[16];
+struct DecodeSharedPlan : ChannelDecays<kConfig.head_k, kConfig.channel_gates>, DecodeScales<kConfig> {
+    static constexpr int kVectorBytes = kConfig.layout().vector * bytes_of(kConfig.state);
+    struct alignas(kVectorBytes) Vector {
+        unsigned char bytes[kVectorBytes];
     };
     Vector state[kConfig.stages > 0 ? kConfig.stages : 1][kConfig.layout().vectors()][kConfig.threads()];
 };
@@ -62,6 +73,8 @@ struct DecodeArgs {
     const void* state_in;  // (slots, Hv, dv, dk); nullptr: zeros
     void* state_out;
     i64 state_in_slot, state_out_slot;
+    float *scales_in, *scales_out;  // of codes
+    i64 scales_in_slot, scales_out_slot;
 
     // With a gate for every channel, whose strides of sequences and heads are those of `gate`.
     ChannelGates channels;

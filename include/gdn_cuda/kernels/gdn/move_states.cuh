@@ -12,18 +12,20 @@
 
 namespace gdn_cuda::gdn {
 
-// The offsets, in elements, that a state is read from and written to; from < 0: `otherwise` is written; to < 0: nothing is.
+// The slots that a state is read from and written to; from < 0: `otherwise` is written; to < 0: nothing is.
 struct StateMove {
     i64 from = -1, to = -1;
     float otherwise = 0.f;
+    int step = 0;  // of `from`
 };
 
-__device__ __forceinline__ i64 initial_offset(const GdnCall& call, int sequence, Place& place) {
+// To slot `to` from a sequence's initial state, or zeros.
+__device__ __forceinline__ StateMove initial_move(const GdnCall& call, int sequence, i64 to, Place& place) {
+    StateMove move{.to = to};
     i64 slot;
-    int step;
-    place = starting_slot(call, sequence, slot, step);
-    if (place != Place::run || !has_initial_state(call, sequence)) return -1;
-    return slot * call.initial.slot + step * call.initial.step;
+    place = starting_slot(call, sequence, slot, move.step);
+    if (place == Place::run && has_initial_state(call, sequence)) move.from = slot;
+    return move;
 }
 
 // The states before blocks of tokens are rows, ceil(length / block) for each sequence in order. This finds the sequence and the
@@ -54,36 +56,46 @@ __device__ __forceinline__ StateMove move_of(const MoveStatesArgs& args, i64 row
     const GdnCall& call = args.call;
     Place place;
     if constexpr (kMove == StatesMove::copy) {
-        return {row * args.from.slot, row * args.to.slot};
+        return {row, row};
+    } else if constexpr (kMove == StatesMove::convert) {
+        const i64 from = call.slots.data == nullptr ? row : load_index(call.slots, row * call.slots_sequence);
+        i64 to = row;
+        if (call.last_slots.data != nullptr) {
+            to = load_index(call.last_slots, row);
+            if (to == call.null_slot || to >= call.last_slot_count) to = -1;
+        }
+        const Place place = call.slots.data == nullptr ? Place::run : place_of(call, from);
+        if (place == Place::run) return {from, to};
+        return {-1, args.fills ? to : -1, place == Place::skip ? 0.f : quiet_nan()};
     } else if constexpr (kMove == StatesMove::at_offsets) {
-        const i64 offset = load_index(args.offsets, row), slot = args.dense_slots[row], to = row * args.to.slot;
-        if (slot < 0 || offset <= 0) return {-1, to};
-        if (slot >= call.sequences || offset > span_of(call.cu_seqlens, row, call.tokens).length) return {-1, to, quiet_nan()};
-        return {row * args.from.slot, to};
+        const i64 offset = load_index(args.offsets, row), slot = args.dense_slots[row];
+        if (slot < 0 || offset <= 0) return {-1, row};
+        if (slot >= call.sequences || offset > span_of(call.cu_seqlens, row, call.tokens).length) return {-1, row, quiet_nan()};
+        return {row, row};
     } else if constexpr (kMove == StatesMove::identity) {
-        return {-1, row * args.to.slot};
+        return {-1, row};
     } else if constexpr (kMove == StatesMove::gather) {
-        const i64 from = initial_offset(call, row, place);
+        const StateMove move = initial_move(call, row, row, place);
         if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
             args.dense_slots[row] = place == Place::run ? row : place == Place::skip ? -1 : call.sequences;
-        return {from, row * args.to.slot};
+        return move;
     } else if constexpr (kMove == StatesMove::scatter) {
         i64 slot;
         int step;
         if (starting_slot(call, row, slot, step) != Place::run) return {};
         if (keeps_its_slot(call, row, span_of(call.cu_seqlens, row, call.tokens).length)) return {};
         const i64 last = last_slot_of(call, row, slot);
-        return {row * args.from.slot, last < 0 ? -1 : last * call.last.slot};
+        return {row, last};
     } else {
         const BlockOfRow found(args, row);
         const bool exists = found.block >= 0, is_first = found.block == 0;
         if constexpr (kMove == StatesMove::first_before) {
             if (exists && !is_first) return {};
-            return {exists ? initial_offset(call, found.sequence, place) : -1, row * args.to.slot};  // other rows are zero
+            return exists ? initial_move(call, found.sequence, row, place) : StateMove{-1, row};  // other rows are zero
         } else {
             const i64 checkpoint = found.checkpoints_before + found.block - 1;  // past the last one if sequences overlap
             if (!exists || is_first || checkpoint >= args.checkpoints) return {};
-            return {checkpoint * args.from.slot, row * args.to.slot};
+            return {checkpoint, row};
         }
     }
 }
@@ -94,8 +106,7 @@ __global__ void __launch_bounds__(kConfig.threads()) move_states(const __grid_co
     __shared__ float tile[kTile][kTile + 1];
     constexpr auto kMove = kConfig.move;
     const GdnCall& call = args.call;
-    const RecurrentStates from = kMove == StatesMove::gather || kMove == StatesMove::first_before ? call.initial : args.from;
-    const RecurrentStates to = kMove == StatesMove::scatter ? call.last : args.to;
+    const RecurrentStates from = move_from(kMove, args), to = move_to(kMove, args);
     const int column_tiles = (call.dk + kTile - 1) / kTile, head = blockIdx.y;
     const int first_row = static_cast<int>(blockIdx.x) / column_tiles * kTile;
     const int first_column = static_cast<int>(blockIdx.x) % column_tiles * kTile;
@@ -113,12 +124,28 @@ __global__ void __launch_bounds__(kConfig.threads()) move_states(const __grid_co
     for (i64 row = blockIdx.z; row < args.rows; row += gridDim.z) {
         const StateMove move = move_of<kMove>(args, row);
         if (move.to < 0) continue;
+        if constexpr (kConfig.from_codes && kConfig.to_codes) {
+            for_each_element(to,
+                             [&](int, int, i64 offset) { copy_code(to, move.to, from, move.from, offset, move.otherwise); });
+            continue;
+        }
         for_each_element(from, [&](int r, int c, i64 offset) {
             const bool is_one = kMove == StatesMove::identity && first_row + r - call.values == first_column + c;
-            tile[r][c] = is_one ? 1.f : move.from < 0 ? move.otherwise : load_float({from.data, from.type}, move.from + offset);
+            const i64 at = move.from * from.slot + move.step * from.step + offset;
+            if (is_one || move.from < 0)
+                tile[r][c] = is_one ? 1.f : move.otherwise;
+            else if constexpr (kConfig.from_codes)
+                tile[r][c] = load_code(from, move.from, move.step, offset);
+            else
+                tile[r][c] = load_float({from.data, from.type}, at);
         });
         __syncthreads();
-        for_each_element(to, [&](int r, int c, i64 offset) { store_float({to.data, to.type}, move.to + offset, tile[r][c]); });
+        for_each_element(to, [&](int r, int c, i64 offset) {
+            if constexpr (kConfig.to_codes)
+                store_code(to, move.to, 0, offset, tile[r][c]);
+            else
+                store_float({to.data, to.type}, move.to * to.slot + offset, tile[r][c]);
+        });
         __syncthreads();
     }
 }

@@ -12,15 +12,17 @@ enum class StatesMove : int {
     other_before,  // checkpoints to the states before all other blocks
     at_offsets,    // dense states to row n each: 0 where its offset is 0 or its sequence is skipped, NaN where there is none
     copy,          // row n to row n
-    identity       // fills dense states: zeros in the rows that have values, the identity in the dk rows below
+    identity,      // fills dense states: zeros in the rows that have values, the identity in the dk rows below
+    convert        // row or slot n to row n or last slot n: `fills` says what becomes of rows whose slot is skipped
 };
 
 struct MoveStatesConfig {
     StatesMove move;
+    bool from_codes = false, to_codes = false;  // int8, with scales
 
     constexpr bool operator==(const MoveStatesConfig&) const = default;
 
-    GDN_FIELDS(move)
+    GDN_FIELDS(move, from_codes, to_codes)
 
     static constexpr int kTile = 32;  // rows and columns of a state that a block moves
     GDN_HOST_DEVICE static constexpr int threads() { return 256; }
@@ -34,6 +36,14 @@ struct MoveStatesArgs {
     int block_tokens;          // first_before and other_before: tokens per block
     i64* dense_slots;          // gather writes sequence n's dense slot: n, or an index that skips or poisons the sequence
     Tagged offsets;            // at_offsets: after how many tokens of each sequence
+    bool fills;                // convert: rows of skipped slots become 0, and of slots past the pool NaN; else they stay
 };
+
+GDN_HOST_DEVICE const RecurrentStates& move_from(StatesMove move, const MoveStatesArgs& args) {
+    return move == StatesMove::gather || move == StatesMove::first_before ? args.call.initial : args.from;
+}
+GDN_HOST_DEVICE const RecurrentStates& move_to(StatesMove move, const MoveStatesArgs& args) {
+    return move == StatesMove::scatter ? args.call.last : args.to;
+}
 
 }  // namespace gdn_cuda::gdn

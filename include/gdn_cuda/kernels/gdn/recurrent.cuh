@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     constexpr int kRows = kConfig.rows_per_thread;
     constexpr int kBatch = TokenBatch<kConfig>::kTokens;
     using State = Storage<kConfig.state>;
-    using StateSlice = RowSlice<State, kLayout, kConfig.aligned, kConfig.exact_k>;
+    using Slice = StateSlice<State, kLayout, kConfig.aligned, kConfig.exact_k>;
     __shared__ TokenBatch<kConfig> shared;
 
     const int lane = threadIdx.x % kLayout.lanes, group = threadIdx.x / kLayout.lanes;
@@ -49,10 +49,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
             continue;
         }
 
-        StateSlice slices[kRows];
+        Slice slices[kRows];
         const bool from_memory = has_initial_state(call, sequence);
-        const State* initial =
-            static_cast<const State*>(call.initial.data) + slot * call.initial.slot + first_step * call.initial.step;
+        const StatePointer<State> initial = state_at<State>(call.initial, slot, first_step);
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
             if (from_memory && in_range(r)) {
@@ -78,7 +77,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
 
 #pragma unroll 1
             for (int t = 0; t < count; ++t) {
-                i64 step = 0;
+                StepPlace step;
                 const Tree::Start start = next_in(tree, call, sequence, first + t, step);
                 if (start == Tree::nowhere) {
 #pragma unroll
@@ -87,10 +86,11 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
                     continue;
                 }
                 if (start != Tree::go_on) {
-                    const State* from = start == Tree::from_slot ? initial : static_cast<const State*>(call.steps.data) + step;
+                    const StatePointer<State> from =
+                        start == Tree::from_slot ? initial : state_at<State>(call.steps, step.slot, step.step);
 #pragma unroll
                     for (int r = 0; r < kRows; ++r) {
-                        StateSlice slice;
+                        Slice slice;
                         if ((from_memory || start == Tree::from_step) && in_range(r)) {
                             slice.load_streaming(from + row_offset(r), lane, call.dk);
                         } else {
@@ -100,9 +100,15 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
                         for (int i = 0; i < kLayout.per_lane; ++i) rows[r][i] = slice[i];
                     }
                 }
-                advance_rows<kConfig, kRows, State, StateSlice>(shared, t, rows, lane,
-                                                                step_state<State>(call, sequence, packed_before, first + t),
-                                                                call.dk, may_reset, row_of, row_offset, in_range);
+                advance_rows<kConfig>(shared, t, rows, lane, may_reset, row_of);
+                if (const StepPlace kept = step_place(call, sequence, packed_before, first + t); kept.exists()) {
+                    const StatePointer<State> to = state_at<State>(call.steps, kept.slot, kept.step);
+#pragma unroll
+                    for (int r = 0; r < kRows; ++r) {
+                        Slice slice;
+                        slice.store_if(in_range(r), to + row_offset(r), lane, call.dk, rows[r]);
+                    }
+                }
             }
             __syncthreads();
             store_outputs<kConfig>(shared, call, sequence, span.start + first, count, head, first_row);
@@ -111,10 +117,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
 
         if (keeps_its_slot(call, sequence, span.length)) continue;
         if (const i64 last_slot = last_slot_of(call, sequence, slot); last_slot >= 0) {
-            State* last = static_cast<State*>(call.last.data) + last_slot * call.last.slot;
+            const StatePointer<State> last = state_at<State>(call.last, last_slot, 0);
 #pragma unroll
-            for (int r = 0; r < kRows; ++r)
-                if (in_range(r)) slices[r].store(last + row_offset(r), lane, call.dk, rows[r]);
+            for (int r = 0; r < kRows; ++r) slices[r].store_if(in_range(r), last + row_offset(r), lane, call.dk, rows[r]);
         }
     }
 }

@@ -63,9 +63,14 @@ struct RecurrentAnyBlock {
     __device__ __forceinline__ i64 offset_of(const RecurrentStates& states, int r, int c) const {
         return head * states.head + (first_row + r) * states.row + c * states.column;
     }
-    __device__ __forceinline__ void load(const RecurrentStates& states, i64 at, float (&s)[kLayout.per_lane]) {
+    __device__ __forceinline__ void load(const RecurrentStates& states, i64 slot, i64 step, float (&s)[kLayout.per_lane]) {
+        const i64 at = slot * states.slot + step * states.step;
         for_each_element(states, [&](int r, int c) {
-            shared.state[r][c] = load_float({states.data, states.type}, at + offset_of(states, r, c));
+            const i64 offset = offset_of(states, r, c);
+            if constexpr (kConfig.coded)
+                shared.state[r][c] = load_code(states, slot, step, offset);
+            else
+                shared.state[r][c] = load_float({states.data, states.type}, at + offset);
         });
         __syncthreads();
 #pragma unroll
@@ -75,12 +80,18 @@ struct RecurrentAnyBlock {
         }
         __syncthreads();
     }
-    __device__ __forceinline__ void store(const RecurrentStates& states, i64 at, const float (&s)[kLayout.per_lane]) {
+    __device__ __forceinline__ void store(const RecurrentStates& states, i64 slot, i64 step,
+                                          const float (&s)[kLayout.per_lane]) {
 #pragma unroll
         for (int i = 0; i < kLayout.per_lane; ++i) shared.state[row][lane + i * kLanes] = s[i];
         __syncthreads();
+        const i64 at = slot * states.slot + step * states.step;
         for_each_element(states, [&](int r, int c) {
-            store_float({states.data, states.type}, at + offset_of(states, r, c), shared.state[r][c]);
+            const i64 offset = offset_of(states, r, c);
+            if constexpr (kConfig.coded)  // a warp visits a group, as dk is a multiple of it
+                store_code(states, slot, step, offset, shared.state[r][c]);
+            else
+                store_float({states.data, states.type}, at + offset, shared.state[r][c]);
         });
         __syncthreads();
     }
@@ -178,8 +189,7 @@ struct RecurrentAnyBlock {
     }
 
     __device__ __forceinline__ void load_initial(int sequence, i64 slot, int step, float (&s)[kLayout.per_lane]) {
-        if (has_initial_state(call, sequence))
-            return load(call.initial, slot * call.initial.slot + step * call.initial.step, s);
+        if (has_initial_state(call, sequence)) return load(call.initial, slot, step, s);
 #pragma unroll
         for (float& x : s) x = 0.f;
     }
@@ -204,25 +214,24 @@ struct RecurrentAnyBlock {
             load_tokens(sequence, span.start + first, count);
 #pragma unroll 1
             for (int t = 0; t < count; ++t) {
-                i64 parent = 0;
+                StepPlace parent;
                 const Tree::Start start = next_in(tree, call, sequence, first + t, parent);
                 if (start == Tree::nowhere) {
                     if (lane == 0) shared.value[t][row] = quiet_nan();
                     continue;
                 }
                 if (start == Tree::from_slot) load_initial(sequence, slot, first_step, s);
-                if (start == Tree::from_step) load(call.steps, parent, s);
+                if (start == Tree::from_step) load(call.steps, parent.slot, parent.step, s);
                 advance_token(t, s);
-                if (const i64 step = step_offset(call, sequence, packed_before, first + t); step >= 0)
-                    store(call.steps, step, s);
+                if (const StepPlace kept = step_place(call, sequence, packed_before, first + t); kept.exists())
+                    store(call.steps, kept.slot, kept.step, s);
             }
             __syncthreads();
             store_outputs(sequence, span.start + first, count);
             __syncthreads();
         }
         if (keeps_its_slot(call, sequence, span.length)) return;
-        if (const i64 last_slot = last_slot_of(call, sequence, slot); last_slot >= 0)
-            store(call.last, last_slot * call.last.slot, s);
+        if (const i64 last_slot = last_slot_of(call, sequence, slot); last_slot >= 0) store(call.last, last_slot, 0, s);
     }
 };
 

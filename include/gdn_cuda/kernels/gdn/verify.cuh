@@ -57,8 +57,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     }
 
     const i64 first_element = (static_cast<i64>(place.head) * call.dv + first_row) * kConfig.head_k;
-    const State* initial = static_cast<const State*>(call.initial.data) + slot * call.initial.slot +
-                           slot_in_flight.step * call.initial.step + first_element;
+    const StatePointer<State> initial = state_at<State>(call.initial, slot, slot_in_flight.step) + first_element;
     VerifyRows<kConfig> rows;
     const auto rows_of = [&](int step) { return place.rows - step * kStepRows; };
     const auto fetch = [&](int step) {
@@ -75,8 +74,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         token.load(call, place, first);
     }
     const i64 last_slot = last_slot_of(call, place.sequence, slot);
-    State* const last = static_cast<State*>(call.last.data) + last_slot * call.last.slot + first_element;
-    State* const kept = static_cast<State*>(call.steps.data) + first_element;
+    const StatePointer<State> last = state_at<State>(call.last, last_slot, 0) + first_element;
+    const StatePointer<State> kept = state_at<State>(call.steps, 0, 0) + first_element;
     bool resets_columns = false;
     if constexpr (kConfig.channel_gates)
         resets_columns =
@@ -93,7 +92,12 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
 #pragma unroll 1
         for (int t = 0; t < call.tokens; ++t) {
             rows.advance(shared, t, at, resets_columns);
-            if (const i64 to = shared.kept[t]; to >= 0) rows.store(kept + to + at * kConfig.head_k, rows_of(step));
+            if (const i64 to = shared.kept[t]; to >= 0) {
+                if constexpr (kConfig.state == DType::i8)
+                    rows.store(state_at<State>(call.steps, to, t) + (first_element + at * kConfig.head_k), rows_of(step));
+                else
+                    rows.store(kept + to + at * kConfig.head_k, rows_of(step));
+            }
         }
         if (last_slot >= 0) rows.store(last + at * kConfig.head_k, rows_of(step));
     }

@@ -1,6 +1,7 @@
 // What one token does to one row of the state, which a group of lanes holds: shared by the kernels of the recurrence.
 #pragma once
 
+#include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/recurrence/call.cuh>
 #include <gdn_cuda/kernels/recurrence/state_layout.cuh>
@@ -51,8 +52,30 @@ struct RowSlice {
             if (inside(i, lane, dk)) vectors[i].store_global(row + column(i, lane));
         }
     }
+    __device__ __forceinline__ void store_if(bool exists, T* row, int lane, int dk, const float (&s)[kLayout.per_lane]) {
+        if (exists) store(row, lane, dk, s);
+    }
     __device__ __forceinline__ float operator[](int i) const { return vectors[i / kLayout.vector][i % kLayout.vector]; }
 };
+
+// A row in fp32 registers, or with kWide = false the slice itself. The compiler would convert elements again at every use.
+template <StateLayout kLayout>
+struct WideRow {
+    float elements[kLayout.per_lane];
+
+    __device__ __forceinline__ explicit WideRow(const auto& slice) {
+#pragma unroll
+        for (int i = 0; i < kLayout.per_lane; ++i) elements[i] = opaque(slice[i]);
+    }
+    __device__ __forceinline__ float operator[](int i) const { return elements[i]; }
+};
+template <StateLayout kLayout, bool kWide, class Slice>
+__device__ __forceinline__ decltype(auto) widened(const Slice& slice) {
+    if constexpr (kWide)
+        return WideRow<kLayout>(slice);
+    else
+        return (slice);
+}
 
 // Sets what a token's query and key contribute to its scalars: the l2 norms, the scale, and q.k.
 template <auto kLayout, class Slice>

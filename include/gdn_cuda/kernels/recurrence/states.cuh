@@ -5,6 +5,7 @@
 #include <gdn_cuda/kernels/common/token_tree.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/recurrence/call.cuh>
+#include <gdn_cuda/kernels/recurrence/state_codes.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -28,14 +29,24 @@ __device__ __forceinline__ i64 last_slot_of(const GdnCall& call, int sequence, i
     return last == call.null_slot || last >= call.last_slot_count ? -1 : last;
 }
 
-// Where the state after token `t` is stored, in elements; negative: nowhere. Packed, there is one row per `step_interval`
-// tokens of the whole batch; overlapping sequences (varlen.cuh) could exceed that, and states without a row are dropped.
-__device__ __forceinline__ i64 step_offset(const GdnCall& call, int sequence, i64 packed_before, int t) {
-    if (call.steps.data == nullptr || t >= call.step_limit) return -1;
+// Where the state after a token is stored.
+struct StepPlace {
+    i64 slot = -1, step = 0;
+
+    __device__ __forceinline__ bool exists() const { return slot >= 0; }
+    __device__ __forceinline__ i64 offset(const RecurrentStates& steps) const {  // in elements; negative: nowhere
+        return exists() ? slot * steps.slot + step * steps.step : -1;
+    }
+};
+
+// Packed, there is one row per `step_interval` tokens of the whole batch; overlapping sequences (varlen.cuh) could exceed that,
+// and states without a row are dropped.
+__device__ __forceinline__ StepPlace step_place(const GdnCall& call, int sequence, i64 packed_before, int t) {
+    if (call.steps.data == nullptr || t >= call.step_limit) return {};
     i64 slot = sequence;
     i64 step = t;
     if (call.step_interval != 1) {  // the usual case divides nothing
-        if ((t + 1) % call.step_interval != 0) return -1;
+        if ((t + 1) % call.step_interval != 0) return {};
         step = t / call.step_interval;
     }
     switch (call.step_index) {
@@ -44,31 +55,32 @@ __device__ __forceinline__ i64 step_offset(const GdnCall& call, int sequence, i6
         case GdnCall::packed:
             slot = 0;
             step += packed_before;
-            if ((step + 1) * call.step_interval > call.tokens) return -1;
+            if ((step + 1) * call.step_interval > call.tokens) return {};
             break;
         case GdnCall::by_slot_of_token:
             slot = load_index(call.slots, sequence * call.slots_sequence + t * call.slots_token);
-            if (slot < 0 || slot == call.null_slot || slot >= call.slot_count) return -1;
+            if (slot < 0 || slot == call.null_slot || slot >= call.slot_count) return {};
             step = 0;
             break;
         case GdnCall::by_step_slot:
             slot = load_index(call.step_slots, sequence);
-            if (slot < 0 || slot >= call.step_slot_count) return -1;
+            if (slot < 0 || slot >= call.step_slot_count) return {};
             break;
     }
-    return slot * call.steps.slot + step * call.steps.step;
+    return {slot, step};
 }
+
 template <class T>
 __device__ __forceinline__ T* step_state(const GdnCall& call, int sequence, i64 packed_before, int t) {
-    const i64 offset = step_offset(call, sequence, packed_before, t);
+    const i64 offset = step_place(call, sequence, packed_before, t).offset(call.steps);
     return offset < 0 ? nullptr : static_cast<T*>(call.steps.data) + offset;
 }
 
-// Where token t of a tree starts from; `step` is the offset of its parent's state.
-__device__ __forceinline__ Tree::Start next_in(Tree& tree, const GdnCall& call, int sequence, int t, i64& step) {
+// Where token t of a tree starts from; `step` is where its parent's state is.
+__device__ __forceinline__ Tree::Start next_in(Tree& tree, const GdnCall& call, int sequence, int t, StepPlace& step) {
     return tree.next(call, sequence, t, [&](int parent) {
-        step = step_offset(call, sequence, 0, parent);
-        return step >= 0;
+        step = step_place(call, sequence, 0, parent);
+        return step.exists();
     });
 }
 

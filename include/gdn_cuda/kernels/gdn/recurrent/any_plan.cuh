@@ -8,10 +8,11 @@ namespace gdn_cuda::gdn {
 struct RecurrentAnyConfig {
     int head_k;                  // key dimension held in registers: 64, 128 or 256; that of the tensors may be smaller
     bool channel_gates = false;  // a gate for every channel of the key
+    bool coded = false;          // states are int8 codes
 
     constexpr bool operator==(const RecurrentAnyConfig&) const = default;
 
-    GDN_FIELDS(head_k, channel_gates)
+    GDN_FIELDS(head_k, channel_gates, coded)
 
     struct Group {  // the lanes that hold a row of the state
         int lanes, per_lane;

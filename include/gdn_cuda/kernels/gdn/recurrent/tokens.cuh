@@ -85,10 +85,10 @@ __device__ __forceinline__ void store_outputs(const TokenBatch<kConfig>& shared,
 
 // Applies one token to a group's kRows rows: each row's output overwrites its value. `may_reset`: with gates of channels,
 // whether a decay may be 0.
-template <auto kConfig, int kRows, class State, class StateSlice, class RowOf, class Offset, class InRange>
+template <auto kConfig, int kRows, class RowOf>
 __device__ __forceinline__ void advance_rows(TokenBatch<kConfig>& shared, int t,
-                                             float (&rows)[kRows][kConfig.layout().per_lane], int lane, State* steps, int dk,
-                                             bool may_reset, RowOf&& row_of, Offset&& row_offset, InRange&& in_range) {
+                                             float (&rows)[kRows][kConfig.layout().per_lane], int lane, bool may_reset,
+                                             RowOf&& row_of) {
     using Io = Storage<kConfig.io>;
     constexpr StateLayout kLayout = kConfig.layout();
     RowSlice<Io, kLayout, true, true> query, key;
@@ -115,8 +115,6 @@ __device__ __forceinline__ void advance_rows(TokenBatch<kConfig>& shared, int t,
         const float out = advance<kLayout>(rows[r], query, key, scalars, shared.value[t][row_of(r)]);
         __syncwarp();
         if (lane == 0) shared.value[t][row_of(r)] = out;
-        StateSlice slice;
-        if (steps != nullptr && in_range(r)) slice.store(steps + row_offset(r), lane, dk, rows[r]);
     }
 }
 

@@ -46,11 +46,20 @@ struct alignas(16) VerifyDecays<kConfig, true> {
     float decays[VerifyConfig::kTokens][kConfig.head_k];
 };
 
+// Scales of the codes that a thread copies.
+template <VerifyConfig kConfig, bool kCoded = kConfig.state == DType::i8>
+struct VerifyScales {};
 template <VerifyConfig kConfig>
-struct VerifySharedPlan : VerifyDecays<kConfig> {
+struct VerifyScales<kConfig, true> {
+    float scales[kConfig.rows_per_thread][kConfig.layout().vectors()][kConfig.threads()];
+};
+
+template <VerifyConfig kConfig>
+struct VerifySharedPlan : VerifyDecays<kConfig>, VerifyScales<kConfig> {
     static constexpr int kTokens = VerifyConfig::kTokens;
-    struct alignas(16) Vector {
-        unsigned char bytes[16];
+    static constexpr int kVectorBytes = kConfig.layout().vector * bytes_of(kConfig.state);
+    struct alignas(kVectorBytes) Vector {
+        unsigned char bytes[kVectorBytes];
     };
     struct alignas(16) Row {
         float elements[kConfig.head_k];
@@ -58,7 +67,7 @@ struct VerifySharedPlan : VerifyDecays<kConfig> {
     Vector state[kConfig.rows_per_thread][kConfig.parts()][kConfig.layout().vectors()][kConfig.threads()];
     Row query[kTokens], key[kTokens];
     TokenScalars scalars[kTokens];
-    i64 kept[kTokens];  // offset of where the state after a token is stored; negative: it is not
+    i64 kept[kTokens];  // offset of where the state after a token is stored, of codes its slot; negative: it is not
     unsigned short value[kTokens][VerifyConfig::kMostRows];  // the bits of each row's 16-bit value, overwritten by its output
 };
 

@@ -3,7 +3,7 @@
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/gdn/verify/plan.cuh>
-#include <gdn_cuda/kernels/recurrence/state_row.cuh>
+#include <gdn_cuda/kernels/recurrence/state_codes.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -20,7 +20,10 @@ struct VerifyRows {
     static constexpr int kRows = kConfig.rows_per_thread, kLanes = kConfig.lanes(), kParts = kConfig.parts(),
                          kPerPart = kLayout.per_lane, kSums = 2 * kRows, kSumsPerLane = kSums > kLanes ? kSums / kLanes : 1,
                          kLanesPerSum = kSums > kLanes ? 1 : kLanes / kSums;
-    using Slice = RowSlice<State, kLayout, true, true>;
+    static constexpr bool kCoded = kConfig.state == DType::i8;
+    static_assert(!kCoded || kParts == 1);
+    using Slice = StateSlice<State, kLayout, true, true>;
+    using States = StatePointer<State>;
 
     int lane, group;  // the thread's lane in the group of lanes that holds a row, and the group
     float s[kRows][kParts][kPerPart];
@@ -32,16 +35,23 @@ struct VerifyRows {
     __device__ __forceinline__ int lane_of(int part) const { return lane + part * kLanes; }
 
     // Issues copies of the step's first `rows` rows, which start at `states`, to shared memory.
-    __device__ __forceinline__ void fetch(Shared& shared, const State* states, int rows) const {
+    __device__ __forceinline__ void fetch(Shared& shared, const States& states, int rows) const {
 #pragma unroll
         for (int r = 0; r < kRows; ++r)
             if (row_of(r) < rows)
 #pragma unroll
                 for (int part = 0; part < kParts; ++part)
 #pragma unroll
-                    for (int i = 0; i < kLayout.vectors(); ++i)
-                        cp_async_16(shared.state[r][part][i][threadIdx.x].bytes,
-                                    states + row_of(r) * kConfig.head_k + Slice::column(i, lane_of(part)));
+                    for (int i = 0; i < kLayout.vectors(); ++i) {
+                        auto& to = shared.state[r][part][i][threadIdx.x].bytes;
+                        if constexpr (kCoded) {
+                            const States row = states + row_of(r) * kConfig.head_k;
+                            copy_codes<Shared::kVectorBytes>(to, row.codes + Slice::column(i, lane));
+                            cp_async<4>(&shared.scales[r][i][threadIdx.x], row.scales + Slice::group(i, lane));
+                        } else {
+                            cp_async_16(to, states + row_of(r) * kConfig.head_k + Slice::column(i, lane_of(part)));
+                        }
+                    }
     }
     // Reads the step's rows from shared memory into registers; rows past `rows` are zero.
     __device__ __forceinline__ void read(const Shared& shared, int rows) {
@@ -51,22 +61,25 @@ struct VerifyRows {
             for (int part = 0; part < kParts; ++part) {
                 Slice slice;
 #pragma unroll
-                for (int i = 0; i < kLayout.vectors(); ++i)
+                for (int i = 0; i < kLayout.vectors(); ++i) {
                     slice.vectors[i].load(reinterpret_cast<const State*>(shared.state[r][part][i][threadIdx.x].bytes));
+                    if constexpr (kCoded) slice.scales[i] = shared.scales[r][i][threadIdx.x];
+                }
                 if (row_of(r) >= rows) slice.clear();
 #pragma unroll
                 for (int i = 0; i < kPerPart; ++i) s[r][part][i] = slice[i];
             }
     }
-    __device__ __forceinline__ void store(State* states, int rows) const {
+    // All threads of the block take part.
+    __device__ __forceinline__ void store(const States& states, int rows) const {
 #pragma unroll
         for (int r = 0; r < kRows; ++r)
-            if (row_of(r) < rows)
 #pragma unroll
-                for (int part = 0; part < kParts; ++part) {
-                    Slice slice;
-                    slice.store(states + row_of(r) * kConfig.head_k, lane_of(part), kConfig.head_k, s[r][part]);
-                }
+            for (int part = 0; part < kParts; ++part) {
+                Slice slice;
+                slice.store_if(row_of(r) < rows, states + row_of(r) * kConfig.head_k, lane_of(part), kConfig.head_k,
+                               s[r][part]);
+            }
     }
     __device__ __forceinline__ void clear() {
 #pragma unroll

@@ -53,7 +53,8 @@ struct VerifyToken {
         store(shared.key[t].elements, key, lane);
         if (lane != 0) return;
         shared.scalars[t] = scalars;
-        shared.kept[t] = step_offset(call, place.sequence, 0, t);
+        const StepPlace kept = step_place(call, place.sequence, 0, t);
+        shared.kept[t] = kConfig.state == DType::i8 ? kept.slot : kept.offset(call.steps);
     }
 
   private:
