@@ -75,7 +75,8 @@ def test_every_public_operator_is_among_the_cases() -> None:
     called = {case.function for case in examples.load().values()}
     elsewhere = {"toeplitz_solve", "toeplitz_solve_symmetric", "gs_compute_generators", "toeplitz_inverse_apply",
                  "toeplitz_to_cauchy", "displacement_matvec", "cauchy_pin_l2", "fft_causal_conv",
-                 "split_projections", "commit_replay", "replay_buffers", "ring_buffers", "gdn_prefill_layer", "kda_prefill_layer",
+                 "split_projections", "commit_replay", "replay_buffers", "ring_buffers", "gdn_prefill_layer",
+                 "kda_prefill_layer",
                  "ssd_commit_replay", "ssd_replay_buffers"}  # fmt: skip
     elsewhere |= {"init", "compile", "warmup", "explain", "no_compile"}
     functions = {getattr(gdn_cuda, name) for name in gdn_cuda.__all__ if name not in elsewhere}
