@@ -142,9 +142,16 @@ struct InverseRole : HalfInverse {
             store_blocks(products, factors.beta);
         else
             store_blocks(keys, factors);
+        return store_column_by_tf32(factors, matrices, [] {});
+    }
+    // matrices_empty: waits until T may be replaced.
+    template <class Wait>
+    __device__ __forceinline__ bool store_column_by_tf32(const Factors& factors, typename Plan::Matrices& matrices,
+                                                         Wait&& matrices_empty) {
         __syncwarp();
         invert_diagonal(blocks());
         warpgroup_sync();
+        matrices_empty();
         const auto for_each = [&](auto&& visit) { for_each_block_below(blocks(), factors.beta, visit); };
         const bool cancels = store_column(matrices, for_each);
         if (!kConfig.trains && cancels) store_residual(matrices.inverse_residual, for_each);
@@ -218,26 +225,30 @@ struct InverseRole : HalfInverse {
         decay(products, *this, factors.key_row, factors.column);  // |A|, up to the sign of the product
         // The other warps have read the previous chunk's blocks.
         barrier(shared.scratch_empty[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
-        unsigned below = 0;
-        const int count = tokens_of<kConfig, kStrided>(shared, chunk, current.index);
-        const bool is_within = store_half_blocks(below, half_blocks(), products, factors.beta, factors.gate, count);
-        __syncwarp();
-        HalfOperand diagonal;
-        invert_half_diagonal(diagonal, half_blocks(), below);
-        const bool is_beyond = any_of_warpgroup(!is_within);
-        if constexpr (kConfig.is_wide()) {
-            barrier(shared.inverse_empty).wait(static_cast<unsigned>(chunk) & 1 ^ 1);
+        int slot;
+        bool cancels;
+        if constexpr (kConfig.is_wide()) {  // 6 % slower by fp16 products
+            store_blocks(products, factors.beta);
+            slot = chunk % kConfig.slots();
+            cancels = store_column_by_tf32(factors, shared.matrices[slot],
+                                           [&] { barrier(shared.inverse_empty).wait(static_cast<unsigned>(chunk) & 1 ^ 1); });
         } else {
+            unsigned below = 0;
+            const int count = tokens_of<kConfig, kStrided>(shared, chunk, current.index);
+            const bool is_within = store_half_blocks(below, half_blocks(), products, factors.beta, factors.gate, count);
+            __syncwarp();
+            HalfOperand diagonal;
+            invert_half_diagonal(diagonal, half_blocks(), below);
+            const bool is_beyond = any_of_warpgroup(!is_within);
             const PipelineStage<kConfig.stages> next(opaque(chunk + 1));
             barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
+            slot = chunk % kConfig.slots();
+            auto& matrices = shared.matrices[slot];
+            if (is_beyond) [[unlikely]]
+                cancels = store_column_beyond_half(products, stage.key, factors, matrices);
+            else
+                cancels = store_half_column(diagonal, factors, matrices);
         }
-        const int slot = chunk % kConfig.slots();
-        auto& matrices = shared.matrices[slot];
-        bool cancels;
-        if (is_beyond) [[unlikely]]
-            cancels = store_column_beyond_half(products, stage.key, factors, matrices);
-        else
-            cancels = store_half_column(diagonal, factors, matrices);
         if (lane == 0) shared.cancels[slot].column[warp] = cancels;
         barrier(shared.scratch_empty[index()]).arrive();
         cutlass::arch::fence_view_async_shared();

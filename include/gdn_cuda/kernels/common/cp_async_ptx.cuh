@@ -15,13 +15,15 @@ __device__ __forceinline__ void cp_async_16(void* shared, const void* global) {
     cp_async_16(static_cast<unsigned>(__cvta_generic_to_shared(shared)), global);
 }
 
-// kBytes: 4 or 8.
+// kBytes: 4, 8 or 16.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(void* shared, const void* global) {
-    static_assert(kBytes == 4 || kBytes == 8);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))),
-                 "l"(global), "n"(kBytes)
-                 : "memory");
+    if constexpr (kBytes == 16)
+        cp_async_16(shared, global);
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))),
+                     "l"(global), "n"(kBytes)
+                     : "memory");
 }
 
 // If !exists, writes zeros and does not read `global`.

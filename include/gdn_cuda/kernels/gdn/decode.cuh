@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
                 auto& to = shared.state[step % kRing][i][threadIdx.x].bytes;
                 if constexpr (kCoded) {
                     const CodedStates row = state_in + row_at(step);
-                    copy_codes<sizeof(to)>(to, row.codes + StateRow::column(i, lane));
+                    cp_async<sizeof(to)>(to, row.codes + StateRow::column(i, lane));
                     cp_async<4>(&shared.scales[step % kRing][i][threadIdx.x], row.scales + StateRow::group(i, lane));
                 } else {
                     cp_async_16(to, state_in + row_at(step) + StateRow::column(i, lane));

@@ -7,7 +7,6 @@
 // codes then mean nothing. So codes of a finite state never give infinities or NaN.
 #pragma once
 
-#include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/recurrence/state_row.cuh>
 
 namespace gdn_cuda::gdn {
@@ -77,15 +76,6 @@ struct CodedStates {
     }
     __device__ __forceinline__ explicit operator bool() const { return codes != nullptr; }
 };
-
-// Copies a lane's vector of codes to shared memory.
-template <int kBytes>
-__device__ __forceinline__ void copy_codes(void* shared, const signed char* codes) {
-    if constexpr (kBytes == 16)
-        cp_async_16(shared, codes);
-    else
-        cp_async<kBytes>(shared, codes);
-}
 
 // One lane's slice of a row of codes, with the members of RowSlice. Adjacent lanes hold a group.
 template <StateLayout kLayout, bool kAligned, bool kExact>

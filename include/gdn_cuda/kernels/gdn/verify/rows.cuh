@@ -46,7 +46,7 @@ struct VerifyRows {
                         auto& to = shared.state[r][part][i][threadIdx.x].bytes;
                         if constexpr (kCoded) {
                             const States row = states + row_of(r) * kConfig.head_k;
-                            copy_codes<Shared::kVectorBytes>(to, row.codes + Slice::column(i, lane));
+                            cp_async<Shared::kVectorBytes>(to, row.codes + Slice::column(i, lane));
                             cp_async<4>(&shared.scales[r][i][threadIdx.x], row.scales + Slice::group(i, lane));
                         } else {
                             cp_async_16(to, states + row_of(r) * kConfig.head_k + Slice::column(i, lane_of(part)));
