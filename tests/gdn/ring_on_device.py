@@ -116,11 +116,13 @@ def test_slots_in_the_order_of_the_pool(device: Device, seed: int) -> None:
 
 @pytest.mark.parametrize("state", [F32, BF16, I8])
 def test_long_service(state: torch.dtype, device: Device, seed: int) -> None:
-    """Errors do not add up, whatever is accepted. With weak gates, states decay slowly."""
+    """Errors of fp32 states do not add up, whatever is accepted. With weak gates states decay slowly, and those of rounding some
+    65 times add up as the root of that: the literal recurrence has 8e-3 in bf16 and 2.2e-2 in int8."""
     decode, commit = calls(device)
     dk, dv, pace, count = device.size((64, 16, 4.0, 20), (128, 64, 1.0, 100))
     for verifies in (False, True):
         server = Server(seed, dk=dk, dv=dv, pace=pace, window=5, state=state, verifies=verifies, device=device.name)
+        server.state_bound *= 1 if state == F32 else 2
         server.heads["A_log"] -= 5
         for _ in range(count):
             server.decode(decode, [2] * 3)
