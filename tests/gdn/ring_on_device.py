@@ -116,8 +116,8 @@ def test_slots_in_the_order_of_the_pool(device: Device, seed: int) -> None:
 
 @pytest.mark.parametrize("state", [F32, BF16, I8])
 def test_long_service(state: torch.dtype, device: Device, seed: int) -> None:
-    """Errors of fp32 states do not add up, whatever is accepted. With weak gates states decay slowly, and those of rounding some
-    65 times add up as the root of that: the literal recurrence has 8e-3 in bf16 and 2.2e-2 in int8."""
+    """Errors of fp32 states do not add up, whatever is accepted. With weak gates states decay slowly, and those of some 65
+    roundings add up as the root of that: the literal recurrence has 8e-3 in bf16 and 2.2e-2 in int8."""
     decode, commit = calls(device)
     dk, dv, pace, count = device.size((64, 16, 4.0, 20), (128, 64, 1.0, 100))
     for verifies in (False, True):
