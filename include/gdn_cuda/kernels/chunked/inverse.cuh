@@ -6,6 +6,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/factors.cuh>
+#include <gdn_cuda/kernels/chunked/half_inverse.cuh>
 #include <gdn_cuda/kernels/chunked/persistent.cuh>
 #include <gdn_cuda/kernels/chunked/token_products.cuh>
 #include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
@@ -98,6 +99,34 @@ struct InverseRole : TriangleInverse {
         const float2 both = unpack<kConfig.io>(largest);
         return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
     }
+    __device__ __forceinline__ bool store_half_column(const HalfInverse& half, const HalfScratch& scratch,
+                                                      const HalfInverse::Operand& diagonal, const Factors& factors,
+                                                      typename Plan::Matrices& matrices) {
+        const unsigned to = matrix_row(matrices.inverse) + warp * kMnMajorStep;
+        const float2 beta = betas_of(factors.beta, warp);
+        unsigned largest = 0;
+        const auto store = [&](const Transposed& x, int below) {
+            unsigned rounded[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float scale = i % 2 == 0 ? beta.x : beta.y;
+                rounded[i] = pack<kConfig.io>(x[i / 2][i % 2 * 2] * scale, x[i / 2][i % 2 * 2 + 1] * scale);
+                largest = larger<kConfig.io>(largest, below == 0 && i % 3 == 0 ? rounded[i] & off_diagonal() : rounded[i]);
+            }
+            stmatrix_x4_trans(to + below * kMnMajorStep, rounded[0], rounded[1], rounded[2], rounded[3]);
+        };
+        Transposed x;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 pair = unpack<DType::f16>(diagonal[i]);
+            x[i / 2][i % 2 * 2] = pair.x;
+            x[i / 2][i % 2 * 2 + 1] = pair.y;
+        }
+        store(x, 0);
+        half.for_each_block_below(scratch, diagonal, store);
+        const float2 both = unpack<kConfig.io>(largest);
+        return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
+    }
     // The rounding residual of the column; rarely needed, so recomputed. In training store_column has stored it.
     __device__ __forceinline__ void store_residual(const Factors& factors, SwizzledTile& inverse_residual) {
         const unsigned to = matrix_row(inverse_residual) + warp * kMnMajorStep;
@@ -106,11 +135,13 @@ struct InverseRole : TriangleInverse {
     }
 
     __device__ __forceinline__ void run() {
+        CardStamp::clear(shared, warp == 0 ? 0 : warp == 3 ? 1 : -1);
         if constexpr (kConfig.persistent) {
             run_work_tiles();
         } else if (!kConfig.chained || !shared.work.cache.loads) {
 #pragma unroll 1
             for (int chunk = index(); chunk < shared.work.tokens.chunks; chunk += kConfig.inverse_groups) run_chunk(chunk);
+            CardStamp::write(shared, args, warp == 0 ? 0 : warp == 3 ? 1 : -1);
         }
     }
 
@@ -135,41 +166,70 @@ struct InverseRole : TriangleInverse {
         find_lane();
         auto& stage = shared.stages[current.index];
         auto& factors = shared.factors[current.index];
+        const int row = warp == 0 ? 0 : warp == 3 ? 1 : -1;
+        CardStamp stamp;
         barrier(shared.stage_full[current.index]).wait(current.parity);
+        stamp(shared, row, 0);
         if (tokens_of<kConfig, kStrided>(shared, chunk, current.index) < kChunk) [[unlikely]] {
             clear_tokens_from<kConfig>(stage, thread, tokens_of<kConfig, kStrided>(shared, chunk, current.index));
             cutlass::arch::fence_view_async_shared();
             NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
         }
         float products[32];
-        start_token_products<kConfig>(products, stage.key, stage.key);
-        cute::warpgroup_wait<0>();
-        warpgroup_fence_operand(products);
+        if constexpr (card(kCardNoGram) || card(kCardNoInverse)) {
+#pragma unroll
+            for (float& x : products) x = 1e-3f * lane;
+        } else {
+            start_token_products<kConfig>(products, stage.key, stage.key);
+            cute::warpgroup_wait<0>();
+            warpgroup_fence_operand(products);
+        }
+        stamp(shared, row, 1);
         if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
         if (args.call.qk_norm) {
             compute_key_exponents(products, factors);
             barrier(shared.exponents_full[current.index]).arrive();
         }
         barrier(shared.exponents_full[current.index]).wait(current.parity);
+        stamp(shared, row, 2);
+        if constexpr (!card(kCardNoInverse) && !card(kCardNoDecay))
         decay(products, *this, factors.key_row, factors.column);  // |A|, up to the sign of the product
         // The other warps have read the previous chunk's blocks.
         barrier(shared.scratch_empty[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
-        store_blocks(products, factors.beta);
+        HalfInverse half;
+        static_cast<Lane&>(half) = static_cast<const Lane&>(*this);
+        HalfScratch& scratch = *reinterpret_cast<HalfScratch*>(blocks());
+        HalfInverse::Operand half_diagonal = {};
+        unsigned below = 0;
+        if constexpr (card(kCardHalf)) {
+            below = half.store_blocks(scratch, products, factors.beta);
+        } else if constexpr (!card(kCardNoInverse)) store_blocks(products, factors.beta);
         __syncwarp();
-        invert_diagonal(blocks());
+        stamp(shared, row, 3);
+        if constexpr (card(kCardHalf)) half.invert_diagonal(half_diagonal, scratch, below);
+        else if constexpr (!card(kCardNoInverse) && !card(kCardNoDiagonal)) invert_diagonal(blocks());
+        stamp(shared, row, 4);
         warpgroup_sync();
+        stamp(shared, row, 5);
         const PipelineStage<kConfig.stages> next(opaque(chunk + 1));
         barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
+        stamp(shared, row, 6);
         const int slot = chunk % (kConfig.stages - 1);
         auto& matrices = shared.matrices[slot];
-        const bool cancels = store_column(factors, matrices);
+        constexpr bool kRight = (CARD_VARIANT & ~(kCardHalf | kCardClocks)) == 0;
+        bool cancels = false;
+        if constexpr (card(kCardHalf)) cancels = store_half_column(half, scratch, half_diagonal, factors, matrices);
+        else if constexpr (!card(kCardNoInverse)) cancels = store_column(factors, matrices);
+        cancels = cancels && kRight;
+        stamp(shared, row, 7);
         if (!kConfig.trains && cancels) [[unlikely]] {
             find_lane();
             store_residual(factors, matrices.inverse_residual);
         }
         if (lane == 0) shared.cancels[slot].column[warp] = cancels;
         barrier(shared.scratch_empty[index()]).arrive();
-        cutlass::arch::fence_view_async_shared();
+        if constexpr (!card(kCardNoFence)) cutlass::arch::fence_view_async_shared();
+        stamp(shared, row, 8);
         int ends = no_work_tile;
         if constexpr (kConfig.persistent) {  // before scores may overwrite it
             const auto& known = shared.work_tiles.chunks[current.index];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/args.cuh>
+#include <gdn_cuda/kernels/chunked/card.cuh>
 #include <gdn_cuda/kernels/chunked/config.cuh>
 #include <gdn_cuda/kernels/chunked/triangle.cuh>
 #include <gdn_cuda/kernels/chunked/work.cuh>
@@ -69,6 +70,7 @@ struct ChunkedPlan {
     unsigned long long exponents_full[kConfig.stages], stage_empty[kConfig.stages];
     unsigned long long scratch_empty[kConfig.inverse_groups];  // among the inverse warps: all have read the scratch blocks
     WorkTilesIf<kConfig.persistent> work_tiles;
+    CardClocksIf<!kConfig.persistent> clocks;
     // In blocks that prepare, where no value warpgroup reads tiles:
     //     tiles_empty     each warp of the scores and of the chunk's inverse warpgroup has multiplied its tiles -> scores
     unsigned long long tiles_empty[kConfig.stages];

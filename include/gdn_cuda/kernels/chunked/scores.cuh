@@ -144,6 +144,7 @@ struct ScoresRole : Lane {
 
   private:
     __device__ __forceinline__ void run(ScalarStream gates, ScalarStream betas) {
+        CardStamp::clear(shared, warp == 0 ? 2 : warp == 3 ? 3 : -1);
         issue_loads(0, gates, betas);
 #pragma unroll 1
         for (int chunk = 0, chunk_tile = 0; chunk < kConfig.stages; ++chunk) {
@@ -159,39 +160,56 @@ struct ScoresRole : Lane {
             find_lane();
             auto& stage = shared.stages[current.index];
             auto& factors = shared.factors[current.index];
+            const int row = warp == 0 ? 2 : warp == 3 ? 3 : -1;
+            CardStamp stamp;
             barrier(shared.stage_full[current.index]).wait(current.parity);
+            stamp(shared, row, 0);
             if (kStrided && chunk > 0) load_behind(chunk - 1);
             if (tokens_of<kConfig, kStrided>(shared, chunk, current.index) < kChunk) [[unlikely]]
                 NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
             float products[32];
-            start_token_products<kConfig>(products, stage.query, stage.key);
+            if constexpr (card(kCardNoQk) || card(kCardNoScores)) {
+#pragma unroll
+                for (float& x : products) x = 1e-3f * lane;
+            } else {
+                start_token_products<kConfig>(products, stage.query, stage.key);
+            }
             if (args.call.qk_norm) {
                 compute_query_factors(stage.query, factors);
             } else {
                 compute_factors(factors);
                 barrier(shared.exponents_full[current.index]).arrive();
             }
+            stamp(shared, row, 1);
             barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
+            stamp(shared, row, 2);
             if constexpr (kConfig.persistent) work_tile += __any_sync(0xffffffffu, ends_before(work_of(work_tile), chunk + 1));
             if (!kStrided && chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, work_tile, next);
             store_scalars(chunk + 1, next, gates, betas);
             issue_loads(chunk + 2, gates, betas);
-            cute::warpgroup_wait<0>();
-            warpgroup_fence_operand(products);
+            stamp(shared, row, 3);
+            if constexpr (!card(kCardNoQk) && !card(kCardNoScores)) {
+                cute::warpgroup_wait<0>();
+                warpgroup_fence_operand(products);
+            }
+            stamp(shared, row, 4);
             if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
             barrier(shared.exponents_full[current.index]).wait(current.parity);
+            stamp(shared, row, 5);
             if (thread < kChunk) store_key_scales(factors, thread, args.call.qk_norm ? factors.key_scale[thread] : 0.f);
-            if (kConfig.persistent || chunk >= shared.work.tokens.first_scores) {
+            if (!card(kCardNoScores) && (kConfig.persistent || chunk >= shared.work.tokens.first_scores)) {
                 decay(products, *this, factors.query_row, factors.column);
                 if constexpr (kConfig.chained)
                     lane = opaque(static_cast<int>(threadIdx.x)) % 32;  // recomputed to save a register
                 store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % (kConfig.stages - 1)].scores,
                                                 args.call.scale);
-                cutlass::arch::fence_view_async_shared();
+                if constexpr (!card(kCardNoFence)) cutlass::arch::fence_view_async_shared();
             }
+            stamp(shared, row, 6);
             if constexpr (kConfig.persistent) more = is_followed(shared.work_tiles.chunks[current.index]);
             barrier(shared.matrices_full[current.index]).arrive();
         }
+        CardStamp::write(shared, args, warp == 0 ? 2 : warp == 3 ? 3 : -1);
     }
 };
 

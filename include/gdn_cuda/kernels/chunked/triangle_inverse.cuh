@@ -3,6 +3,7 @@
 // barrier of the four computes a column of blocks from the diagonal downwards.
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/card.cuh>
 #include <gdn_cuda/kernels/chunked/triangle.cuh>
 #include <gdn_cuda/kernels/common/pairs.cuh>
 #include <gdn_cuda/kernels/common/tf32.cuh>
@@ -98,7 +99,7 @@ struct TriangleInverse : Lane {
         Operand column[3];
         const float2 beta = betas_of(betas, warp);
         if constexpr (kDiagonal) visit_scaled<0>(x, beta, visit);
-        multiply_down<1>(blocks, column, x, beta, visit);
+        if constexpr (!card(kCardNoDown)) multiply_down<1>(blocks, column, x, beta, visit);
     }
     __device__ __forceinline__ void load_diagonal(Transposed& x, TriangleBlock* blocks, int block) const {
         const float* diagonal = row_of_blocks(blocks, block)[block].values;

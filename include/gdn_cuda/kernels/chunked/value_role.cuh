@@ -61,7 +61,20 @@ struct ValueRole {
             return;
         }
         begin_pass(own);
+        own.find_lane();
+        CardStamp::clear(shared, own.warp == 0 && kConfig.value_groups == 2 ? 4 + own.index() : -1);
+        unsigned long long from = 0, to = 0;
+        if constexpr (card(kCardClocks)) asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(from)::"memory");
+        const unsigned clocks = CardStamp::now();
         Rule::run(own, first);
+        if constexpr (card(kCardClocks) && !kConfig.persistent) {
+            asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(to)::"memory");
+            if (kConfig.value_groups == 2 && own.thread == 0) {
+                shared.clocks.sum[4 + own.index()][9] = CardStamp::now() - clocks;
+                shared.clocks.sum[4 + own.index()][10] = to - from;
+            }
+            CardStamp::write(shared, args, own.warp == 0 && kConfig.value_groups == 2 ? 4 + own.index() : -1);
+        }
         end_pass(own);
         if (!kConfig.persistent && own.thread == 0) cute::tma_store_wait<0>();
         if (caches_chunks(own)) wait_for_bulk_stores();

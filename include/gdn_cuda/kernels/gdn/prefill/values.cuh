@@ -55,7 +55,7 @@ __device__ __forceinline__ void replace_by_output(Owner& own, TokenFragment& d, 
 // From V' to the next state and the chunk's output.
 template <bool kTwoPart, class Owner, int kOutput>
 __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&output)[kOutput], TokenFactors& update_scale,
-                                       int hot_chunk, bool by_tma) {
+                                       int hot_chunk, bool by_tma, CardStamp& stamp, int row) {
     constexpr DType kIo = Owner::kIo;
     const int chunk = kTwoPart ? opaque(hot_chunk) : hot_chunk;  // so the hot path keeps no addresses for the rare one
     const PipelineStage<Owner::kConfig.stages> current(chunk);
@@ -82,6 +82,7 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
         own.release(current.index);
     } else {
         start_product_mn<kIo>(own.state, update, stage.key);
+        stamp(own.shared, row, 4);
         if constexpr (kTwoPart) {
             wait_for_product(own.state);
             warpgroup_fence_operand(d);
@@ -92,15 +93,19 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
             TokenFactors query_scale;
             read_factors(query_scale, factors.query_scale, own.t);
             wait_for_product(own.state);
+            stamp(own.shared, row, 5);
             warpgroup_fence_operand(d);
             scale_tokens(d, query_scale);
         }
         own.round_state();
         start_product<kIo>(d, x, &matrices.scores, true);
+        stamp(own.shared, row, 6);
         wait_for_product(d);
+        stamp(own.shared, row, 7);
         if constexpr (kTwoPart) finish_caching(own);
         own.release(current.index);
-        store_output(own, d, chunk, by_tma);
+        if constexpr (!card(kCardNoStore)) store_output(own, d, chunk, by_tma);
+        stamp(own.shared, row, 8);
     }
 }
 
@@ -122,7 +127,10 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         const auto& cancels = shared.cancels[chunk % (kConfig.stages - 1)];
         const auto& factors = shared.factors[current.index];
         own.find_lane();
+        const int row = own.warp == 0 && !kQueriesFirst<Owner> ? 4 + own.index() : -1;
+        CardStamp stamp;
         barrier(shared.matrices_full[current.index]).wait(current.parity);
+        stamp(shared, row, 0);
 
         TokenOperand x;
         float d[32], output[kQueriesFirst<Owner> ? 32 : 1];
@@ -134,6 +142,7 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         const bool resets = __shfl_sync(0xffffffffu, __float_as_uint(decay), 0) == __float_as_uint(kResets);
         if constexpr (!kQueriesFirst<Owner>) read_factors(scales, factors.key_scale, own.t);
         wait_for_product<kQueriesFirst<Owner>>(d);
+        stamp(shared, row, 1);
         if constexpr (kQueriesFirst<Owner>) read_factors(scales, factors.key_scale, own.t);  // registers are short before
         const bool warm_up = !kConfig.persistent && chunk < work.tokens.first_output;
         form_x<kIo>(x, x, d, scales);
@@ -142,7 +151,8 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
                 wait_for_product(output);
             break;
         }
-        start_product<kIo>(d, x, &matrices.inverse);
+        if constexpr (!card(kCardNoTx)) start_product<kIo>(d, x, &matrices.inverse);
+        stamp(shared, row, 2);
         const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
         if constexpr (kQueriesFirst<Owner>) {
             read_factors(scales, factors.query_scale, own.t);
@@ -151,15 +161,16 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         }
         scale_fragment(own.state, decay);
         read_factors(scales, factors.update_scale, own.t);
-        wait_for_product(d);
+        if constexpr (!card(kCardNoTx)) wait_for_product(d);
+        stamp(shared, row, 3);
         const bool without_tma = is_packed(own.args) && end_of<kConfig>(work.tokens, chunk) > length;
         if (two_part) [[unlikely]] {
             add_inverse_residual<Owner>(d, x, cancels, matrices.inverse_residual);
-            finish<true>(own, d, output, scales, chunk, !without_tma && !warm_up);
+            finish<true>(own, d, output, scales, chunk, !without_tma && !warm_up, stamp, row);
         } else if (warm_up) [[unlikely]] {
             finish_without_output(own, d, scales, chunk);
         } else {
-            finish<false>(own, d, output, scales, chunk, !without_tma);
+            finish<false>(own, d, output, scales, chunk, !without_tma, stamp, row);
         }
         if (without_tma && !warm_up) [[unlikely]]
             store_output_without_tma(own, chunk);
