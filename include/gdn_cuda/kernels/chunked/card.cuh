@@ -4,7 +4,7 @@
 #include <gdn_cuda/kernels/common/types.cuh>
 
 #ifndef CARD_VARIANT
-#define CARD_VARIANT 0
+#define CARD_VARIANT 8
 #endif
 
 namespace gdn_cuda::gdn {
@@ -42,8 +42,10 @@ namespace gdn_cuda::gdn {
 struct CardStamp {
     unsigned last;
     __device__ __forceinline__ static unsigned now() {
-        unsigned x;
+        unsigned x = 0;
+#if CARD_VARIANT & 1
         asm volatile("mov.u32 %0, %%clock;" : "=r"(x)::"memory");
+#endif
         return x;
     }
     __device__ __forceinline__ CardStamp() : last(card(kCardClocks) ? now() : 0) {}

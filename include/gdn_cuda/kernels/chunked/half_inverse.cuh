@@ -112,6 +112,15 @@ struct HalfInverse : Lane {
         multiply_down<1>(rows, inverses, column, visit);
     }
 
+    // The inverse of this warp's diagonal block, transposed, once it has been stored.
+    __device__ __forceinline__ void load_diagonal(Operand& inverse, const HalfScratch& scratch) const {
+        const unsigned char* const block = scratch.blocks[block_of(warp, warp)].bytes;
+        inverse[0] = *reinterpret_cast<const unsigned*>(block + HalfBlock::vector(g, 0) + 4 * t);
+        inverse[1] = 0;
+        inverse[2] = *reinterpret_cast<const unsigned*>(block + HalfBlock::vector(g, 1) + 4 * t);
+        inverse[3] = *reinterpret_cast<const unsigned*>(block + HalfBlock::vector(8 + g, 1) + 4 * t);
+    }
+
   private:
     template <int kBelow, class Visit>
     __device__ __forceinline__ void multiply_down(unsigned rows, unsigned inverses, Operand (&column)[3], Visit& visit) const {

@@ -99,21 +99,17 @@ struct InverseRole : TriangleInverse {
         const float2 both = unpack<kConfig.io>(largest);
         return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
     }
-    __device__ __forceinline__ bool store_half_column(const HalfInverse& half, const HalfScratch& scratch,
-                                                      const HalfInverse::Operand& diagonal, const Factors& factors,
-                                                      typename Plan::Matrices& matrices) {
-        const unsigned to = matrix_row(matrices.inverse) + warp * kMnMajorStep;
+    // Calls visit(block of T diag(beta), transposed, blocks below the diagonal) for this warp's column.
+    template <class Visit>
+    __device__ __forceinline__ void for_each_half_block(const HalfInverse& half, const HalfScratch& scratch,
+                                                        const HalfInverse::Operand& diagonal, const Factors& factors,
+                                                        Visit&& visit) const {
         const float2 beta = betas_of(factors.beta, warp);
-        unsigned largest = 0;
-        const auto store = [&](const Transposed& x, int below) {
-            unsigned rounded[4];
+        const auto visit_scaled = [&](const Transposed& x, int below) {
+            Transposed scaled;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float scale = i % 2 == 0 ? beta.x : beta.y;
-                rounded[i] = pack<kConfig.io>(x[i / 2][i % 2 * 2] * scale, x[i / 2][i % 2 * 2 + 1] * scale);
-                largest = larger<kConfig.io>(largest, below == 0 && i % 3 == 0 ? rounded[i] & off_diagonal() : rounded[i]);
-            }
-            stmatrix_x4_trans(to + below * kMnMajorStep, rounded[0], rounded[1], rounded[2], rounded[3]);
+            for (int i = 0; i < 8; ++i) scaled[i / 4][i % 4] = x[i / 4][i % 4] * (i % 4 < 2 ? beta.x : beta.y);
+            visit(scaled, below);
         };
         Transposed x;
 #pragma unroll
@@ -122,10 +118,37 @@ struct InverseRole : TriangleInverse {
             x[i / 2][i % 2 * 2] = pair.x;
             x[i / 2][i % 2 * 2 + 1] = pair.y;
         }
-        store(x, 0);
-        half.for_each_block_below(scratch, diagonal, store);
+        visit_scaled(x, 0);
+        half.for_each_block_below(scratch, diagonal, visit_scaled);
+    }
+    __device__ __forceinline__ bool store_half_column(const HalfInverse& half, const HalfScratch& scratch,
+                                                      const HalfInverse::Operand& diagonal, const Factors& factors,
+                                                      typename Plan::Matrices& matrices) {
+        const unsigned to = matrix_row(matrices.inverse) + warp * kMnMajorStep;
+        unsigned largest = 0;
+        for_each_half_block(half, scratch, diagonal, factors, [&](const Transposed& x, int below) {
+            unsigned rounded[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                rounded[i] = pack<kConfig.io>(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
+                largest = larger<kConfig.io>(largest, below == 0 && i % 3 == 0 ? rounded[i] & off_diagonal() : rounded[i]);
+            }
+            stmatrix_x4_trans(to + below * kMnMajorStep, rounded[0], rounded[1], rounded[2], rounded[3]);
+            if constexpr (kConfig.trains)
+                store_block_residual(matrix_row(matrices.inverse_residual) + (warp + below) * kMnMajorStep, x);
+        });
         const float2 both = unpack<kConfig.io>(largest);
         return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
+    }
+    __device__ __forceinline__ void store_half_residual(const HalfScratch& scratch, const Factors& factors,
+                                                        SwizzledTile& inverse_residual) {
+        const unsigned to = matrix_row(inverse_residual) + warp * kMnMajorStep;
+        HalfInverse half;
+        static_cast<Lane&>(half) = static_cast<const Lane&>(*this);
+        HalfInverse::Operand diagonal;
+        half.load_diagonal(diagonal, scratch);
+        for_each_half_block(half, scratch, diagonal, factors,
+                            [&](const Transposed& x, int below) { store_block_residual(to + below * kMnMajorStep, x); });
     }
     // The rounding residual of the column; rarely needed, so recomputed. In training store_column has stored it.
     __device__ __forceinline__ void store_residual(const Factors& factors, SwizzledTile& inverse_residual) {
@@ -224,7 +247,8 @@ struct InverseRole : TriangleInverse {
         stamp(shared, row, 7);
         if (!kConfig.trains && cancels) [[unlikely]] {
             find_lane();
-            store_residual(factors, matrices.inverse_residual);
+            if constexpr (card(kCardHalf)) store_half_residual(scratch, factors, matrices.inverse_residual);
+            else store_residual(factors, matrices.inverse_residual);
         }
         if (lane == 0) shared.cancels[slot].column[warp] = cancels;
         barrier(shared.scratch_empty[index()]).arrive();

@@ -63,8 +63,9 @@ struct ValueRole {
         begin_pass(own);
         own.find_lane();
         CardStamp::clear(shared, own.warp == 0 && kConfig.value_groups == 2 ? 4 + own.index() : -1);
+#if CARD_VARIANT & 1
         unsigned long long from = 0, to = 0;
-        if constexpr (card(kCardClocks)) asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(from)::"memory");
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(from)::"memory");
         const unsigned clocks = CardStamp::now();
         Rule::run(own, first);
         if constexpr (card(kCardClocks) && !kConfig.persistent) {
@@ -75,6 +76,9 @@ struct ValueRole {
             }
             CardStamp::write(shared, args, own.warp == 0 && kConfig.value_groups == 2 ? 4 + own.index() : -1);
         }
+#else
+        Rule::run(own, first);
+#endif
         end_pass(own);
         if (!kConfig.persistent && own.thread == 0) cute::tma_store_wait<0>();
         if (caches_chunks(own)) wait_for_bulk_stores();
