@@ -21,26 +21,31 @@ struct alignas(16) HalfBlock {
 struct HalfScratch {
     static constexpr int kHalf = 80;  // floats from one 8 x 8 block of a diagonal block to the next: no bank conflicts
     HalfBlock blocks[10];
-    float diagonal[4][2 * kHalf];  // of -A
+    float diagonal[4][2 * kHalf];  // of A
 };
 
 struct HalfInverse : Lane {
+    // Bounds within which no entry of A, T or a sum between them is beyond fp16: keys of length 1 or shorter, betas of 0 to 2 and
+    // gates that do not grow. Then T_ij = -beta_i k_i (I - beta k k^T) ... (I - beta k k^T) k_j, and none of these factors grows
+    // by more than a twentieth. A beta of 0 says nothing of its key's length.
+    static constexpr float kLargestBeta = 2.01f, kLargestSquare = 1.05f, kLargestGate = 1e-3f;
+
     using Operand = unsigned[4];  // a 16 x 16 block of T, transposed, as a left operand
     using Sums = float[2][4];
 
     __device__ __forceinline__ static int block_of(int row, int column) { return row * (row + 1) / 2 + column; }
 
-    // This warp's row of blocks of -A. Returns the block left of and below the diagonal of its diagonal block, packed.
-    __device__ __forceinline__ unsigned store_blocks(HalfScratch& scratch, const float (&products)[32],
-                                                     const float (&beta)[kChunk]) const {
-        unsigned sign[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) sign[i] = ~__float_as_uint(beta[16 * warp + g + 8 * i]) & 0x80000000u;
-        const unsigned pair_sign[2] = {sign[0] | sign[0] >> 16, sign[1] | sign[1] >> 16};
+    // This warp's row of blocks of -A; the lower left quarter of the one on the diagonal, packed. Returns whether all is within
+    // fp16 as far as these rows tell; tokens from `count` on are past the end.
+    __device__ __forceinline__ bool store_blocks(unsigned& below, HalfScratch& scratch, const float (&products)[32],
+                                                 const float (&betas)[kChunk], const float (&gates)[kChunk], int count) const {
         const unsigned to = shared_address(scratch.blocks) + block_of(warp, 0) * HalfBlock::kBytes +
                             HalfBlock::vector(lane % 16, lane / 16);
         float* const diagonal = scratch.diagonal[warp] + 8 * g + 2 * t;
-        unsigned below = 0;
+        const int token = 16 * warp + g;
+        const float beta[2] = {betas[token], betas[token + 8]};
+        bool is_within = beta[0] <= kLargestBeta & beta[1] <= kLargestBeta & (beta[0] > 0.f | token >= count) &
+                         (beta[1] > 0.f | token + 8 >= count);
 #pragma unroll
         for (int column = 0; column < 4; ++column) {
             float x[8];
@@ -49,17 +54,18 @@ struct HalfInverse : Lane {
             if (column == warp) {
 #pragma unroll
                 for (int i = 0; i < 8; ++i) x[i] = opaque(x[i]);  // else the four branches become one with an index at run time
-                *reinterpret_cast<uint2*>(diagonal) = {__float_as_uint(x[0]) ^ sign[0], __float_as_uint(x[1]) ^ sign[0]};
-                *reinterpret_cast<uint2*>(diagonal + HalfScratch::kHalf) = {__float_as_uint(x[6]) ^ sign[1],
-                                                                          __float_as_uint(x[7]) ^ sign[1]};
-                below = pack<DType::f16>(x[2], x[3]) ^ pair_sign[1];
+                *reinterpret_cast<float2*>(diagonal) = {x[0], x[1]};
+                *reinterpret_cast<float2*>(diagonal + HalfScratch::kHalf) = {x[6], x[7]};
+                below = pack<DType::f16>(x[2], x[3]);
+                const float squares[2] = {g % 2 == 0 ? x[0] : x[1], g % 2 == 0 ? x[6] : x[7]};  // beta k k
+                is_within &= t != g / 2 | (squares[0] <= kLargestSquare * beta[0] & squares[1] <= kLargestSquare * beta[1]);
                 break;
             }
-            stmatrix_x4(to + column * HalfBlock::kBytes, pack<DType::f16>(x[0], x[1]) ^ pair_sign[0],
-                        pack<DType::f16>(x[2], x[3]) ^ pair_sign[1], pack<DType::f16>(x[4], x[5]) ^ pair_sign[0],
-                        pack<DType::f16>(x[6], x[7]) ^ pair_sign[1]);
+            stmatrix_x4(to + column * HalfBlock::kBytes, pack<DType::f16>(x[0], x[1]), pack<DType::f16>(x[2], x[3]),
+                        pack<DType::f16>(x[4], x[5]), pack<DType::f16>(x[6], x[7]));
         }
-        return below;
+        const int own = 16 * warp + lane % 16;
+        return is_within & gates[own] - (own == 0 ? 0.f : gates[max(own - 1, 0)]) <= kLargestGate;
     }
 
     // The inverse of this warp's diagonal block, transposed: 8 x 8 blocks by substitution in fp32, one column per lane, the one
@@ -70,14 +76,14 @@ struct HalfInverse : Lane {
         float x[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            float sum = i == column ? 1.f : 0.f;
+            float sum = i == column ? -1.f : 0.f;
 #pragma unroll
             for (int m = 0; m < i; m += 4) {
                 const float4 a = *reinterpret_cast<const float4*>(&rows[8 * i + m]);
-                sum = fmaf(a.x, x[m], sum);
-                if (m + 1 < i) sum = fmaf(a.y, x[m + 1], sum);
-                if (m + 2 < i) sum = fmaf(a.z, x[m + 2], sum);
-                if (m + 3 < i) sum = fmaf(a.w, x[m + 3], sum);
+                sum = fmaf(-a.x, x[m], sum);
+                if (m + 1 < i) sum = fmaf(-a.y, x[m + 1], sum);
+                if (m + 2 < i) sum = fmaf(-a.z, x[m + 2], sum);
+                if (m + 3 < i) sum = fmaf(-a.w, x[m + 3], sum);
             }
             x[i] = sum;
         }

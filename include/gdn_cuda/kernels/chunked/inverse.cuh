@@ -67,6 +67,33 @@ struct InverseRole : TriangleInverse {
         }
     }
 
+    // The same from the keys, where entries may be beyond fp16. By warp MMAs: ptxas would serialise a second product by wgmma.
+    __device__ __forceinline__ void store_blocks_again(const SwizzledTile* keys, const Factors& factors) {
+        TriangleBlock* own = row_of_blocks(blocks(), warp);
+        const auto left = VectorOfLane::straight(lane), right = VectorOfLane::crossed(lane);
+#pragma unroll 1
+        for (int column = 0; column <= warp; ++column) {
+            float sums[2][4] = {};
+#pragma unroll 1
+            for (int step = 0; step < kConfig.head_k / 16; ++step) {
+                const SwizzledTile& tile = keys[step / 4];
+                unsigned a[4], b[4];
+                ldmatrix_x4(a, row_vector(tile_row(tile.bytes, 16 * warp + left.row), 2 * (step % 4) + left.vector));
+                ldmatrix_x4(b, row_vector(tile_row(tile.bytes, 16 * column + right.row), 2 * (step % 4) + right.vector));
+                mma_m16n8k16<kConfig.io>(sums[0], a, b[0], b[1]);
+                mma_m16n8k16<kConfig.io>(sums[1], a, b[2], b[3]);
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int row = g + i % 4 / 2 * 8, at = i / 4 * 8 + 2 * t + i % 2, token = 16 * warp + row;
+                const unsigned sign = ~__float_as_uint(factors.beta[token]) & 0x80000000u;
+                const float x = sums[i / 4][i % 4] * exp2_fast(factors.key_row[token] - factors.column[16 * column + at]);
+                own[column].values[TriangleBlock::at(row, at)] =
+                    __uint_as_float(__float_as_uint(x) + (sign + (column < warp ? kToTf32 : 0)));
+            }
+        }
+    }
+
     // Mask that clears the diagonal elements in this thread's packed pair of a diagonal block.
     __device__ __forceinline__ unsigned off_diagonal() const {
         return t != g / 2 ? 0xffffffffu : g % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
@@ -104,7 +131,8 @@ struct InverseRole : TriangleInverse {
     __device__ __forceinline__ void for_each_half_block(const HalfInverse& half, const HalfScratch& scratch,
                                                         const HalfInverse::Operand& diagonal, const Factors& factors,
                                                         Visit&& visit) const {
-        const float2 beta = betas_of(factors.beta, warp);
+        float2 beta = betas_of(factors.beta, warp);
+        beta = {-beta.x, -beta.y};
         const auto visit_scaled = [&](const Transposed& x, int below) {
             Transposed scaled;
 #pragma unroll
@@ -224,15 +252,19 @@ struct InverseRole : TriangleInverse {
         HalfScratch& scratch = *reinterpret_cast<HalfScratch*>(blocks());
         HalfInverse::Operand half_diagonal = {};
         unsigned below = 0;
+        bool is_within = true;
         if constexpr (card(kCardHalf)) {
-            below = half.store_blocks(scratch, products, factors.beta);
+            is_within = half.store_blocks(below, scratch, products, factors.beta, factors.gate,
+                                          tokens_of<kConfig, kStrided>(shared, chunk, current.index));
         } else if constexpr (!card(kCardNoInverse)) store_blocks(products, factors.beta);
         __syncwarp();
         stamp(shared, row, 3);
         if constexpr (card(kCardHalf)) half.invert_diagonal(half_diagonal, scratch, below);
         else if constexpr (!card(kCardNoInverse) && !card(kCardNoDiagonal)) invert_diagonal(blocks());
         stamp(shared, row, 4);
-        warpgroup_sync();
+        bool wide = false;
+        if constexpr (card(kCardHalf)) wide = any_of_warpgroup(!is_within);
+        else warpgroup_sync();
         stamp(shared, row, 5);
         const PipelineStage<kConfig.stages> next(opaque(chunk + 1));
         barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
@@ -241,13 +273,24 @@ struct InverseRole : TriangleInverse {
         auto& matrices = shared.matrices[slot];
         constexpr bool kRight = (CARD_VARIANT & ~(kCardHalf | kCardClocks)) == 0;
         bool cancels = false;
-        if constexpr (card(kCardHalf)) cancels = store_half_column(half, scratch, half_diagonal, factors, matrices);
+        if constexpr (card(kCardHalf)) {
+            if (wide) [[unlikely]] {
+                find_lane();
+                store_blocks_again(stage.key, factors);
+                __syncwarp();
+                invert_diagonal(blocks());
+                warpgroup_sync();
+                cancels = store_column(factors, matrices);
+            } else {
+                cancels = store_half_column(half, scratch, half_diagonal, factors, matrices);
+            }
+        }
         else if constexpr (!card(kCardNoInverse)) cancels = store_column(factors, matrices);
         cancels = cancels && kRight;
         stamp(shared, row, 7);
         if (!kConfig.trains && cancels) [[unlikely]] {
             find_lane();
-            if constexpr (card(kCardHalf)) store_half_residual(scratch, factors, matrices.inverse_residual);
+            if (card(kCardHalf) && !wide) store_half_residual(scratch, factors, matrices.inverse_residual);
             else store_residual(factors, matrices.inverse_residual);
         }
         if (lane == 0) shared.cancels[slot].column[warp] = cancels;
