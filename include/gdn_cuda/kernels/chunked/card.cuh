@@ -22,6 +22,7 @@ enum Card : int {
     kCardNoDecay = 512,
     kCardNoGram = 1024,
     kCardNoQk = 2048,
+    kCardBlockDecay = 4096,
 };
 constexpr bool card(int bit) { return (CARD_VARIANT & bit) != 0; }
 

@@ -24,6 +24,25 @@ __device__ __forceinline__ void start_token_products(float (&products)[32], cons
 __device__ __forceinline__ void decay(float (&products)[32], const Lane& lane, const float (&rows)[kChunk],
                                       const float (&columns)[kChunk]) {
     const float row[2] = {rows[16 * lane.warp + lane.g], rows[16 * lane.warp + lane.g + 8]};
+    if constexpr (card(kCardBlockDecay)) {
+        // Left of the diagonal block through its first column: half of the exponentials.
+        const float first = columns[16 * lane.warp];
+        const float to_first[2] = {exp2_fast(row[0] - first), exp2_fast(row[1] - first)};
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            if (n / 2 > lane.warp) break;
+            const float2 column = pair_at(&columns[8 * n + 2 * lane.t]);
+            if (n / 2 == lane.warp) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) products[4 * n + i] *= exp2_fast(row[i / 2] - (i % 2 == 0 ? column.x : column.y));
+            } else {
+                const float from[2] = {exp2_fast(first - column.x), exp2_fast(first - column.y)};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) products[4 * n + i] *= to_first[i / 2] * from[i % 2];
+            }
+        }
+        return;
+    }
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
         if (n / 2 > lane.warp) break;
