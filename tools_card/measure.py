@@ -77,7 +77,7 @@ def measure(variant, names):
             raw = out[:6, 0, :].contiguous().view(torch.int32).cpu().tolist()
             chunks = 64
             for label, row in zip(ROWS, raw):
-                line += f"\n      {name} {label:7s}" + "".join(f"{x / chunks:8.0f}" for x in row[:11])
+                line += f"\n      {name} {label:7s}" + "".join(f"{x / chunks:8.0f}" for x in row[:12])
     print(line, flush=True)
 
 

@@ -23,6 +23,7 @@ enum Card : int {
     kCardNoGram = 1024,
     kCardNoQk = 2048,
     kCardBlockDecay = 4096,
+    kCardEarly = 8192,
 };
 constexpr bool card(int bit) { return (CARD_VARIANT & bit) != 0; }
 

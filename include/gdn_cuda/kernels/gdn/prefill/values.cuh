@@ -129,7 +129,13 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         own.find_lane();
         const int row = own.warp == 0 && !kQueriesFirst<Owner> ? 4 + own.index() : -1;
         CardStamp stamp;
-        barrier(shared.matrices_full[current.index]).wait(current.parity);
+        if constexpr (card(kCardEarly)) {
+            // The first product needs the keys alone; but tokens past the end are cleared by the inverse role.
+            const bool early = !(kConfig.chained && work.cache.loads) && !has_tail<kConfig>(work.tokens, chunk);
+            barrier(early ? shared.stage_full[current.index] : shared.matrices_full[current.index]).wait(current.parity);
+        } else {
+            barrier(shared.matrices_full[current.index]).wait(current.parity);
+        }
         stamp(shared, row, 0);
 
         TokenOperand x;
@@ -138,6 +144,11 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         start_product<kIo>(d, own.rounded_state, stage.key);
         if constexpr (kQueriesFirst<Owner>) start_product<kIo>(output, own.rounded_state, stage.query);
         load_operand(x, stage.value[own.index()], own);
+        if constexpr (card(kCardEarly)) {
+            stamp(shared, row, 1);
+            barrier(shared.matrices_full[current.index]).wait(current.parity);
+            stamp(shared, row, 11);
+        }
         const float decay = shared.decay[current.index];
         const bool resets = __shfl_sync(0xffffffffu, __float_as_uint(decay), 0) == __float_as_uint(kResets);
         if constexpr (!kQueriesFirst<Owner>) read_factors(scales, factors.key_scale, own.t);
