@@ -7,6 +7,10 @@
 #define CARD_VARIANT 8
 #endif
 
+#ifndef CARD_AHEAD
+#define CARD_AHEAD 3
+#endif
+
 namespace gdn_cuda::gdn {
 
 enum Card : int {
@@ -24,6 +28,8 @@ enum Card : int {
     kCardNoQk = 2048,
     kCardBlockDecay = 4096,
     kCardEarly = 8192,
+    kCardFactorsFirst = 16384,  // scores: exponents before q k^T
+    kCardAhead = 32768,  // inverse: factors of decay while k k^T runs
 };
 constexpr bool card(int bit) { return (CARD_VARIANT & bit) != 0; }
 

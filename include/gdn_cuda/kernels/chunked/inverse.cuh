@@ -227,24 +227,39 @@ struct InverseRole : TriangleInverse {
             NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
         }
         float products[32];
-        if constexpr (card(kCardNoGram) || card(kCardNoInverse)) {
-#pragma unroll
-            for (float& x : products) x = 1e-3f * lane;
-        } else {
+        if (card(kCardAhead) && !args.call.qk_norm) {
             start_token_products<kConfig>(products, stage.key, stage.key);
+            barrier(shared.exponents_full[current.index]).wait(current.parity);
+            stamp(shared, row, 2);
+            DecayFactors decays;
+            decays.compute(*this, factors.key_row, factors.column);
+            stamp(shared, row, 9);
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(products);
+            stamp(shared, row, 1);
+            if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
+            decays.apply(products, *this, factors.key_row, factors.column);
+            find_lane();
+        } else {
+            if constexpr (card(kCardNoGram) || card(kCardNoInverse)) {
+#pragma unroll
+                for (float& x : products) x = 1e-3f * lane;
+            } else {
+                start_token_products<kConfig>(products, stage.key, stage.key);
+                cute::warpgroup_wait<0>();
+                warpgroup_fence_operand(products);
+            }
+            stamp(shared, row, 1);
+            if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
+            if (args.call.qk_norm) {
+                compute_key_exponents(products, factors);
+                barrier(shared.exponents_full[current.index]).arrive();
+            }
+            barrier(shared.exponents_full[current.index]).wait(current.parity);
+            stamp(shared, row, 2);
+            if constexpr (!card(kCardNoInverse) && !card(kCardNoDecay))
+                decay(products, *this, factors.key_row, factors.column);  // |A|, up to the sign of the product
         }
-        stamp(shared, row, 1);
-        if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
-        if (args.call.qk_norm) {
-            compute_key_exponents(products, factors);
-            barrier(shared.exponents_full[current.index]).arrive();
-        }
-        barrier(shared.exponents_full[current.index]).wait(current.parity);
-        stamp(shared, row, 2);
-        if constexpr (!card(kCardNoInverse) && !card(kCardNoDecay))
-        decay(products, *this, factors.key_row, factors.column);  // |A|, up to the sign of the product
         // The other warps have read the previous chunk's blocks.
         barrier(shared.scratch_empty[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
         HalfInverse half;

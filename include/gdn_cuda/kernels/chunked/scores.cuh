@@ -168,6 +168,10 @@ struct ScoresRole : Lane {
             if (tokens_of<kConfig, kStrided>(shared, chunk, current.index) < kChunk) [[unlikely]]
                 NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
             float products[32];
+            if (card(kCardFactorsFirst) && !args.call.qk_norm) {
+                compute_factors(factors);
+                barrier(shared.exponents_full[current.index]).arrive();
+            }
             if constexpr (card(kCardNoQk) || card(kCardNoScores)) {
 #pragma unroll
                 for (float& x : products) x = 1e-3f * lane;
@@ -176,7 +180,7 @@ struct ScoresRole : Lane {
             }
             if (args.call.qk_norm) {
                 compute_query_factors(stage.query, factors);
-            } else {
+            } else if constexpr (!card(kCardFactorsFirst)) {
                 compute_factors(factors);
                 barrier(shared.exponents_full[current.index]).arrive();
             }

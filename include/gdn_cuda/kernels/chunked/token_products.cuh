@@ -20,6 +20,47 @@ __device__ __forceinline__ void start_token_products(float (&products)[32], cons
     cute::warpgroup_commit_batch();
 }
 
+// What decays a warp's token products left of its block on the diagonal: row_i column_j, with exponents taken from the block's
+// first token. Within the block an exponential each.
+struct DecayFactors {
+    static constexpr int kAhead = CARD_AHEAD;  // of six, by 8 columns: registers are short
+    float row[2], column[2 * kAhead];
+
+    __device__ __forceinline__ void compute(const Lane& lane, const float (&rows)[kChunk], const float (&columns)[kChunk]) {
+        const float first = columns[16 * lane.warp];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) row[i] = exp2_fast(rows[16 * lane.warp + lane.g + 8 * i] - first);
+#pragma unroll
+        for (int n = 0; n < kAhead; ++n) {
+            if (n / 2 >= lane.warp) break;
+            const float2 of = pair_at(&columns[8 * n + 2 * lane.t]);
+            column[2 * n] = exp2_fast(first - of.x);
+            column[2 * n + 1] = exp2_fast(first - of.y);
+        }
+    }
+    __device__ __forceinline__ void apply(float (&products)[32], const Lane& lane, const float (&rows)[kChunk],
+                                          const float (&columns)[kChunk]) const {
+        const float own[2] = {rows[16 * lane.warp + lane.g], rows[16 * lane.warp + lane.g + 8]};
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            if (n / 2 > lane.warp) break;
+            if (n / 2 == lane.warp) {
+                const float2 of = pair_at(&columns[8 * n + 2 * lane.t]);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) products[4 * n + i] *= exp2_fast(own[i / 2] - (i % 2 == 0 ? of.x : of.y));
+            } else if (n < kAhead) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) products[4 * n + i] *= row[i / 2] * column[2 * n + i % 2];
+            } else {
+                const float2 of = pair_at(&columns[8 * n + 2 * lane.t]);
+                const float later[2] = {exp2_fast(columns[16 * lane.warp] - of.x), exp2_fast(columns[16 * lane.warp] - of.y)};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) products[4 * n + i] *= row[i / 2] * later[i % 2];
+            }
+        }
+    }
+};
+
 // In place, token products times 2^(row - column), for 16 x 16 blocks up to the diagonal; undefined above it.
 __device__ __forceinline__ void decay(float (&products)[32], const Lane& lane, const float (&rows)[kChunk],
                                       const float (&columns)[kChunk]) {
