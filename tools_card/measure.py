@@ -16,6 +16,7 @@ SHAPES = {
     "1x8192": Shape(16, 32, (8192,), gates="init"),
     "det": Shape(16, 32, (8192,), gates="init", deterministic=True),
     "packed": Shape(16, 32, PACKED_LENGTHS, packed=True, gates="init"),
+    "norm": Shape(16, 32, 8 * (4096,), gates="init", l2norm=True),
     "p8": Shape(16, 32, 8 * (4096,), packed=True, gates="init"),
     "p1": Shape(16, 32, (4096,) + 7 * (1,), packed=True, gates="init"),
 }

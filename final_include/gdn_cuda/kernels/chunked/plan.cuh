@@ -1,0 +1,106 @@
+// Shared memory of a block, the mbarriers by which its roles hand chunks on, and what it caches of a chunk in global memory.
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/args.cuh>
+#include <gdn_cuda/kernels/chunked/config.cuh>
+#include <gdn_cuda/kernels/chunked/triangle.cuh>
+#include <gdn_cuda/kernels/chunked/work.cuh>
+
+namespace gdn_cuda::gdn {
+
+enum NamedBarriers : int {
+    kBlockBarrier,
+    kKeysBarrier,  // scores warpgroup and the inverse warpgroup of the chunk
+};
+static_assert(kKeysBarrier < kWarpgroupBarrier);
+
+// Inverse norms of queries and keys, where the backward hands them on.
+template <bool kKept>
+struct NormsIf {};
+template <>
+struct NormsIf<true> {
+    float query_norm[kChunk], key_norm[kChunk];
+};
+
+template <ChunkedConfig kConfig>
+struct ChunkedPlan {
+    static_assert(kConfig.is_valid());
+    struct Stage {
+        SwizzledTile key[kConfig.key_tiles()], query[kConfig.key_tiles()], value[kConfig.value_groups];
+    };
+    // Results of the helper roles for a chunk; zero above the diagonal.
+    struct Matrices {
+        SwizzledTile inverse, inverse_residual;  // T = (I + A)^-1 diag(beta); its rounding residual, where needed
+        SwizzledTile scores;                     // P: q k^T, decayed, scaled and masked
+    };
+    struct alignas(4) CancelFlags {
+        bool column[4];
+    };
+    // Per-token scalars; G: cumulative gates (log2), r: inverse norms of keys and queries.
+    struct alignas(16) Factors : NormsIf<kConfig.trains> {
+        float gate[kChunk], beta[kChunk];
+        // Exponents: key-key and query-key products are multiplied by 2^(row - column).
+        float key_row[kChunk], query_row[kChunk], column[kChunk];
+        float key_scale[kChunk];     // exp(G) r: scales S k^T
+        float query_scale[kChunk];   // scale exp(G) r
+        float update_scale[kChunk];  // exp(G_end - G) r
+    };
+    union InverseScratch {
+        HalfBlocks half;
+        TriangleBlock blocks[kTriangleBlocks];  // where entries may be beyond fp16
+    };
+    // A chunk uses stage (chunk % stages) of what is loaded, and slot (chunk % (stages - 1)) of what is formed from it: that
+    // comes later, so one slot fewer keeps up.
+    Stage stages[kConfig.stages];
+    Matrices matrices[kConfig.stages - 1];
+    SwizzledTile output[kConfig.value_groups];
+    InverseScratch inverse[kConfig.inverse_groups];
+    // Per column of blocks, whether the inverse has entries beyond kCancelThreshold; then it, V' and P are used in two parts.
+    CancelFlags cancels[kConfig.stages - 1];
+    Factors factors[kConfig.stages];
+    float decay[kConfig.stages];               // exp(G_end) of a chunk, or kResets
+    ChunkedWork work, passes[kMaxPasses - 1];  // kept out of registers; passes run last to first
+    int passes_left;
+    // mbarriers, by stage: who arrives -> who waits (counts: set_barriers).
+    //     stage_full      TMA, and the scalar warp's gates and betas -> scores, inverse; values, of full chunks
+    //     exponents_full  scores, or with norms the inverse: exponents of keys -> scores, inverse
+    //     matrices_full   scores and inverse: P, T and factors -> value warpgroups
+    //     stage_empty     each warp of the value warpgroups has read stage, matrices and factors -> scores, inverse
+    unsigned long long stage_full[kConfig.stages], matrices_full[kConfig.stages];
+    unsigned long long exponents_full[kConfig.stages], stage_empty[kConfig.stages];
+    unsigned long long scratch_empty[kConfig.inverse_groups];  // among the inverse warps: all have read the scratch blocks
+    WorkTilesIf<kConfig.persistent> work_tiles;
+    // In blocks that prepare, where no value warpgroup reads tiles:
+    //     tiles_empty     each warp of the scores and of the chunk's inverse warpgroup has multiplied its tiles -> scores
+    unsigned long long tiles_empty[kConfig.stages];
+};
+
+// What a value role has to do at a time.
+template <ChunkedConfig kConfig>
+struct WorkOfConfig {
+    using Type = ChunkedWork;
+};
+template <ChunkedConfig kConfig>
+    requires(kConfig.persistent)
+struct WorkOfConfig<kConfig> {
+    using Type = WorkTile;
+};
+template <ChunkedConfig kConfig>
+using WorkOf = typename WorkOfConfig<kConfig>::Type;
+
+// A chunk's scalars as they are handed over: the factors, and what else depends on gates or entries of T.
+template <ChunkedConfig kConfig>
+struct CachedFactors : ChunkedPlan<kConfig>::Factors {
+    float decay;
+    typename ChunkedPlan<kConfig>::CancelFlags cancels;
+    float unused[2];  // bulk copies take multiples of 16 bytes
+};
+
+// What helper roles compute of a chunk of a value head, in global memory.
+template <ChunkedConfig kConfig>
+struct CachedChunk {
+    SwizzledTile inverse, scores, inverse_residual;  // the last only where an entry of T cancels
+    CachedFactors<kConfig> scalars;
+};
+
+}  // namespace gdn_cuda::gdn
