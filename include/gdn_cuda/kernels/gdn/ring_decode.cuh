@@ -22,8 +22,8 @@
 // half when it has the ring's tokens, and the last one writes the new count. Where new tokens replace entries of the ring that
 // other blocks read (verify, a full ring), that block stores their keys and decays too.
 //
-// Measured on an H200, 256 sequences, 16/32 heads of 128, W 8, half a ring: 89 us with bf16 states and 80 with int8, of which
-// bytes are 66 and 38; 218 and 222 where all states are written (131 and 77). Half the rows a block took 1.4 times as long: a
+// Measured on an H200, 256 sequences, 16/32 heads of 128, W 8, half a ring: 94 us with bf16 states and 82 with int8, of which
+// bytes are 67 and 40; 217 and 223 where all states are written (132 and 78). Half the rows a block took 1.4 times as long: a
 // block holds its shared memory through a chain of loads, three barriers and some 900 instructions a warp, and its state is in
 // flight for a part of that. Bound (suspected): bytes in flight. Blocks that stay, and load a next head while they compute,
 // would be the remedy.
