@@ -57,4 +57,4 @@ def packed(B: int, T: int, seed: int) -> Arguments:
 
 def codes(B: int, T: int, seed: int) -> Arguments:
     x = _arguments((B, min(T, 16)), B, seed, torch.bfloat16, torch.int8)
-    return x | {"allow_negative_eigenvalues": True}
+    return x | {"allow_negative_eigenvalues": True, "fold": True}

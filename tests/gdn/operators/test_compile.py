@@ -25,6 +25,7 @@ COMPILED = [
     "decode-verify",
     "decode-step-states-packed",
     "replay-packed",
+    "ring-packed",
     "chunked-packed-hints",
     "chunked-pool",
     "chunked-no-final-state",

@@ -24,6 +24,7 @@ WRITING = [
     "decode-step-states",
     "decode-int8-tree",
     "replay-packed",
+    "ring-int8",
     "chunked",
     "chunked-pool",
     "chunked_summary, from a state",

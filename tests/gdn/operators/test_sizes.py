@@ -48,6 +48,8 @@ def decode(**changes: Any) -> tuple[Any, ...]:
         "step_states": None,
         "step_slots": None,
         "parents": None,
+        "state_scales": None,
+        "step_scales": None,
         "has_initial_state": None,
         "write_indices": None,
         "update_state": True,

@@ -86,7 +86,7 @@ def test_other_operators_refuse_codes(rng: torch.Generator) -> None:
     leaf = rows | {"query": rows["query"].clone().requires_grad_(), "state_scales": x["state_scales"]}
     refuses("state_scales", "None", leaf, gdn_cuda.chunked_forward)
     buffers = gdn_cuda.replay_buffers(x["state_pool"], 1, 1)
-    refuses("state_scales", "None with replay", x | {"replay": buffers})
+    refuses("state_scales", "None with ReplayBuffers", x | {"replay": buffers})
 
 
 def test_conversions_that_are_refused(rng: torch.Generator) -> None:

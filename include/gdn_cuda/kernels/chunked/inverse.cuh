@@ -1,19 +1,19 @@
-// The inverse role: T = (I + A)^-1 diag(beta) of a chunk, by substitution within 16 x 16 blocks and products of blocks (fp16,
-// or tf32 where entries may be beyond it). k k^T is the warpgroup's wgmma. A warp stores 16 of its rows as blocks of A, inverts
-// the block on the diagonal, and after one barrier computes a column of blocks of T from the diagonal downwards.
+// The inverse role: T = (I + A)^-1 diag(beta) of a chunk, by substitution within 16 x 16 blocks and products of blocks (tf32).
+// k k^T is the warpgroup's wgmma. A warp stores 16 of its rows as blocks of -A, inverts the block on the diagonal, and after
+// one barrier computes a column of blocks of T from the diagonal downwards.
 //
 // It is the busiest role: instructions added here lengthen every chunk.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/factors.cuh>
-#include <gdn_cuda/kernels/chunked/half_inverse.cuh>
 #include <gdn_cuda/kernels/chunked/persistent.cuh>
 #include <gdn_cuda/kernels/chunked/token_products.cuh>
+#include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
 
 namespace gdn_cuda::gdn {
 
 template <ChunkedConfig kConfig, bool kStrided = false>
-struct InverseRole : HalfInverse {
+struct InverseRole : TriangleInverse {
     using Plan = ChunkedPlan<kConfig>;
     using Factors = typename Plan::Factors;
 
@@ -25,7 +25,6 @@ struct InverseRole : HalfInverse {
     __device__ __forceinline__ int index() const {  // among the inverse warpgroups
         return kConfig.inverse_groups == 1 ? 0 : group - 1;
     }
-    __device__ __forceinline__ HalfBlocks& half_blocks() const { return shared.inverse[index()].half; }
     __device__ __forceinline__ TriangleBlock* blocks() const { return shared.inverse[index()].blocks; }
 
     // With norms: the diagonal of k k^T has their squares. Four lanes hold a row; one of them has its diagonal element.
@@ -47,7 +46,7 @@ struct InverseRole : HalfInverse {
         }
     }
 
-    // This warp's row of blocks of -A for tf32, off-diagonal blocks rounded.
+    // This warp's row of blocks of -A; off-diagonal blocks rounded to tf32.
     __device__ __forceinline__ void store_blocks(const float (&products)[32], const float (&beta)[kChunk]) {
         unsigned sign[2];  // added, like the rounding constant
 #pragma unroll
@@ -67,33 +66,6 @@ struct InverseRole : HalfInverse {
         }
     }
 
-    // The same from the keys, by warp MMAs, where registers are too few to keep the products.
-    __device__ __forceinline__ void store_blocks(const SwizzledTile* keys, const Factors& factors) {
-        TriangleBlock* own = row_of_blocks(blocks(), warp);
-        const auto left = VectorOfLane::straight(lane), right = VectorOfLane::crossed(lane);
-#pragma unroll 1
-        for (int column = 0; column <= warp; ++column) {
-            float sums[2][4] = {};
-#pragma unroll 1
-            for (int step = 0; step < kConfig.head_k / 16; ++step) {
-                const SwizzledTile& tile = keys[step / 4];
-                unsigned a[4], b[4];
-                ldmatrix_x4(a, row_vector(tile_row(tile.bytes, 16 * warp + left.row), 2 * (step % 4) + left.vector));
-                ldmatrix_x4(b, row_vector(tile_row(tile.bytes, 16 * column + right.row), 2 * (step % 4) + right.vector));
-                mma_m16n8k16<kConfig.io>(sums[0], a, b[0], b[1]);
-                mma_m16n8k16<kConfig.io>(sums[1], a, b[2], b[3]);
-            }
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const int row = g + i % 4 / 2 * 8, at = i / 4 * 8 + 2 * t + i % 2, token = 16 * warp + row;
-                const unsigned sign = ~__float_as_uint(factors.beta[token]) & 0x80000000u;
-                const float x = sums[i / 4][i % 4] * exp2_fast(factors.key_row[token] - factors.column[16 * column + at]);
-                own[column].values[TriangleBlock::at(row, at)] =
-                    __uint_as_float(__float_as_uint(x) + (sign + (column < warp ? kToTf32 : 0)));
-            }
-        }
-    }
-
     // Mask that clears the diagonal elements in this thread's packed pair of a diagonal block.
     __device__ __forceinline__ unsigned off_diagonal() const {
         return t != g / 2 ? 0xffffffffu : g % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
@@ -109,12 +81,10 @@ struct InverseRole : HalfInverse {
         stmatrix_x4_trans(to, residual[0], residual[1], residual[2], residual[3]);
     }
     // Returns whether an entry is beyond kCancelThreshold.
-    // for_each: calls what it is given with each block of T and how many blocks it is below the diagonal.
-    template <class ForEach>
-    __device__ __forceinline__ bool store_column(typename Plan::Matrices& matrices, ForEach&& for_each) {
+    __device__ __forceinline__ bool store_column(const Factors& factors, typename Plan::Matrices& matrices) {
         const unsigned to = matrix_row(matrices.inverse) + warp * kMnMajorStep;
         unsigned largest = 0;
-        for_each([&](const Transposed& x, int below) {
+        for_each_block_below(blocks(), factors.beta, [&](const Transposed& x, int below) {
             unsigned rounded[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -129,47 +99,10 @@ struct InverseRole : HalfInverse {
         return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
     }
     // The rounding residual of the column; rarely needed, so recomputed. In training store_column has stored it.
-    template <class ForEach>
-    __device__ __forceinline__ void store_residual(SwizzledTile& inverse_residual, ForEach&& for_each) {
+    __device__ __forceinline__ void store_residual(const Factors& factors, SwizzledTile& inverse_residual) {
         const unsigned to = matrix_row(inverse_residual) + warp * kMnMajorStep;
-        for_each([&](const Transposed& x, int below) { store_block_residual(to + below * kMnMajorStep, x); });
-    }
-    // Where entries may be beyond fp16.
-    __device__ __forceinline__ bool store_column_beyond_half(const float (&products)[32], const SwizzledTile* keys,
-                                                             const Factors& factors, typename Plan::Matrices& matrices) {
-        find_lane();
-        if constexpr (kStrided)  // the keys may have been replaced
-            store_blocks(products, factors.beta);
-        else
-            store_blocks(keys, factors);
-        return store_column_by_tf32(factors, matrices, [] {});
-    }
-    // matrices_empty: waits until T may be replaced.
-    template <class Wait>
-    __device__ __forceinline__ bool store_column_by_tf32(const Factors& factors, typename Plan::Matrices& matrices,
-                                                         Wait&& matrices_empty) {
-        __syncwarp();
-        invert_diagonal(blocks());
-        warpgroup_sync();
-        matrices_empty();
-        const auto for_each = [&](auto&& visit) { for_each_block_below(blocks(), factors.beta, visit); };
-        const bool cancels = store_column(matrices, for_each);
-        if (!kConfig.trains && cancels) store_residual(matrices.inverse_residual, for_each);
-        return cancels;
-    }
-    __device__ __forceinline__ bool store_half_column(const HalfOperand& diagonal, const Factors& factors,
-                                                      typename Plan::Matrices& matrices) {
-        const bool cancels =
-            store_column(matrices, [&](auto&& visit) { for_each_half_block(half_blocks(), diagonal, factors.beta, visit); });
-        if (!kConfig.trains && cancels) [[unlikely]] {
-            find_lane();
-            store_residual(matrices.inverse_residual, [&](auto&& visit) {
-                HalfOperand again;
-                load_half_diagonal(again, half_blocks());
-                for_each_half_block(half_blocks(), again, factors.beta, visit);
-            });
-        }
-        return cancels;
+        for_each_block_below(blocks(), factors.beta,
+                             [&](const Transposed& x, int below) { store_block_residual(to + below * kMnMajorStep, x); });
     }
 
     __device__ __forceinline__ void run() {
@@ -225,29 +158,22 @@ struct InverseRole : HalfInverse {
         decay(products, *this, factors.key_row, factors.column);  // |A|, up to the sign of the product
         // The other warps have read the previous chunk's blocks.
         barrier(shared.scratch_empty[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
-        int slot;
-        bool cancels;
-        if constexpr (kConfig.is_wide()) {  // 6 % slower by fp16 products
-            store_blocks(products, factors.beta);
-            slot = chunk % kConfig.slots();
-            cancels = store_column_by_tf32(factors, shared.matrices[slot],
-                                           [&] { barrier(shared.inverse_empty).wait(static_cast<unsigned>(chunk) & 1 ^ 1); });
+        store_blocks(products, factors.beta);
+        __syncwarp();
+        invert_diagonal(blocks());
+        warpgroup_sync();
+        if constexpr (kConfig.is_wide()) {
+            barrier(shared.inverse_empty).wait(static_cast<unsigned>(chunk) & 1 ^ 1);
         } else {
-            unsigned below = 0;
-            const int count = tokens_of<kConfig, kStrided>(shared, chunk, current.index);
-            const bool is_within = store_half_blocks(below, half_blocks(), products, factors.beta, factors.gate, count);
-            __syncwarp();
-            HalfOperand diagonal;
-            invert_half_diagonal(diagonal, half_blocks(), below);
-            const bool is_beyond = any_of_warpgroup(!is_within);
             const PipelineStage<kConfig.stages> next(opaque(chunk + 1));
             barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
-            slot = chunk % kConfig.slots();
-            auto& matrices = shared.matrices[slot];
-            if (is_beyond) [[unlikely]]
-                cancels = store_column_beyond_half(products, stage.key, factors, matrices);
-            else
-                cancels = store_half_column(diagonal, factors, matrices);
+        }
+        const int slot = chunk % kConfig.slots();
+        auto& matrices = shared.matrices[slot];
+        const bool cancels = store_column(factors, matrices);
+        if (!kConfig.trains && cancels) [[unlikely]] {
+            find_lane();
+            store_residual(factors, matrices.inverse_residual);
         }
         if (lane == 0) shared.cancels[slot].column[warp] = cancels;
         barrier(shared.scratch_empty[index()]).arrive();

@@ -67,9 +67,8 @@ struct ChunkedPlan : LoadedTiles<kConfig> {
         float query_scale[kChunk];   // scale exp(G) r
         float update_scale[kChunk];  // exp(G_end - G) r
     };
-    union InverseScratch {
-        HalfBlocks half;
-        TriangleBlock blocks[kTriangleBlocks];  // where entries may be beyond fp16
+    struct InverseScratch {
+        TriangleBlock blocks[kTriangleBlocks];
     };
     // A chunk uses stage (chunk % stages) of what is loaded, and slot (chunk % slots) of what is formed from it.
     Matrices matrices[kConfig.slots()];

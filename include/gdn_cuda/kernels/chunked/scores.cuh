@@ -194,13 +194,14 @@ struct ScoresRole : Lane {
             if (kStrided && chunk > 0) load_behind(chunk - 1);
             if (tokens_of<kConfig, kStrided>(shared, chunk, current.index) < kChunk) [[unlikely]]
                 NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
-            if (!args.call.qk_norm) {  // before the products, which the tensor cores may be slow to accept
+            float products[32];
+            start_token_products<kConfig>(products, stage.query, stage.key);
+            if (args.call.qk_norm) {
+                compute_query_factors(stage.query, factors);
+            } else {
                 compute_factors(factors);
                 barrier(shared.exponents_full[current.index]).arrive();
             }
-            float products[32];
-            start_token_products<kConfig>(products, stage.query, stage.key);
-            if (args.call.qk_norm) compute_query_factors(stage.query, factors);
             barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
             if constexpr (kConfig.persistent) work_tile += __any_sync(0xffffffffu, ends_before(work_of(work_tile), chunk + 1));
             if (!kStrided && chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, work_tile, next);
