@@ -161,17 +161,12 @@ def _example_from_codes(B: int, T: int, seed: int) -> Arguments:
     return _given(B, seed, torch.int8) | {"dtype": torch.float32, "state_indices": slots}
 
 
-@example(convert_states, "convert_states, to slots")
-def _example_to_slots(B: int, T: int, seed: int) -> Arguments:
-    codes, scales = encode(random(B + 3, 2, 4, 64, seed=seed + 1))
+@example(convert_states, "convert_states, out given")
+def _example_with_out(B: int, T: int, seed: int) -> Arguments:
+    codes, scales = encode(random(B, 2, 4, 64, seed=seed + 1))
     slots = torch.arange(B, dtype=torch.int32).flip(0)
-    return _given(B, seed, torch.float32) | {
-        "dtype": torch.int8,
-        "state_indices": slots,
-        "write_indices": slots + 1,
-        "out": codes,
-        "out_scales": scales,
-    }
+    states = _given(B, seed, torch.float32) | {"state_indices": slots, "dtype": torch.int8}
+    return states | {"out": codes, "out_scales": scales}
 
 
 typical_call(

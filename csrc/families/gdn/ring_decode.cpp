@@ -4,8 +4,8 @@
 #include <gdn_cuda/gdn.hpp>
 
 #include "../../operators/operator.hpp"
-#include "../../operators/state_scales.hpp"
 #include "prepared.hpp"
+#include "state_scales.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {

@@ -1,7 +1,7 @@
 // States of int8 codes: the scales beside them (include/gdn_cuda/kernels/recurrence/state_codes.cuh).
 #pragma once
 
-#include "tensor.hpp"
+#include "../../operators/tensor.hpp"
 
 namespace gdn_cuda {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <gdn_cuda/kernels/recurrence/state_layout.cuh>
 
-#include "float64.hpp"
+#include "../../operators/float64.hpp"
 
 namespace gdn_cuda {
 
