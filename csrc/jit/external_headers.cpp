@@ -73,7 +73,7 @@ class ExternalHeaders::Closure {
   private:
     struct Visit {
         Include include;
-        std::string folder, name_folder;  // of the including header; empty for the code itself
+        std::string folder, name_folder;  // the including header's; empty for the code itself
     };
 
     bool resolve(const Visit& visit) {

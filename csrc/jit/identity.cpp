@@ -43,7 +43,7 @@ Settings current_settings() {
 }
 
 struct Included {
-    std::string digest;             // of our headers
+    std::string digest;             // this library's headers
     std::vector<Include> external;  // what leads to others'
     bool unclear = false;
 };

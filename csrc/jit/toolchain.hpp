@@ -57,8 +57,9 @@ struct Toolchain {
     std::filesystem::path nvcc;
     std::vector<Finding> findings;  // found or not
 
-    std::string compiler_identity(bool use_nvcc) const;              // exact build without paths; "missing" if there is none
-    std::string external_headers_identity(bool uses_cutlass) const;  // of all that could be included (external_headers.hpp)
+    std::string compiler_identity(bool use_nvcc) const;  // exact build without paths; "missing" if there is none
+    std::string external_headers_identity(
+        bool uses_cutlass) const;  // every header that could be included (external_headers.hpp)
     std::vector<std::filesystem::path> include_dirs(bool uses_cutlass) const;
     // Where <cccl/cuda/std/...> is found, which CUTLASS includes under CUDA 13; empty if it is cuda_include.
     std::filesystem::path cccl_parent() const;

@@ -45,7 +45,7 @@ struct GDN_HOLDS_TENSORS FusedDecode {
     std::optional<double> scale = {};
     GateBound bound = {};
     bool use_qk_l2norm = true;
-    OptionalWritten state_scales = {}, step_scales = {};  // of int8 states
+    OptionalWritten state_scales = {}, step_scales = {};  // for int8 states
     Output out = {};
 
     GDN_FIELDS(query, key, value, a, b, gates, state_pool, state_indices, cu_seqlens, verify, null_slot, steps, parents,
@@ -83,7 +83,7 @@ struct GDN_HOLDS_TENSORS RingDecode {
     OptionalTensor state_indices = {}, cu_seqlens = {};
     VerifyOptions verify = {};
     OptionalTensor fold_mask = {};      // (sequences) bool
-    OptionalWritten state_scales = {};  // of an int8 pool: (slots, Hv, dv, dk / 32) fp32
+    OptionalWritten state_scales = {};  // for an int8 pool: (slots, Hv, dv, dk / 32) fp32
     std::optional<int64_t> null_slot = {};
     std::optional<double> scale = {};
     GateBound bound = {};
@@ -116,7 +116,7 @@ struct GDN_HOLDS_TENSORS ChunkedForward {
     // `state` is then a pool, updated in place: the operator chunked_forward_pool in torch.
     OptionalTensor state_indices = {}, write_indices = {};
     bool update_state = true;
-    OptionalWritten state_scales = {};  // of an int8 pool
+    OptionalWritten state_scales = {};  // for an int8 pool
 
     GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, output_final_state, state_dtype,
                checkpoint_every, checkpoint_offsets, deterministic, gates, bound, has_initial_state, final_state, checkpoints,

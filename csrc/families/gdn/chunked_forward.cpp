@@ -275,7 +275,7 @@ std::tuple<Tensor, Tensor> run_dense(const ChunkedForward& x) {
 // Returns the checkpoints.
 Tensor run_pool(const ChunkedForwardPool& x) {
     PreparedChunked prepared = prepare_pool(x);
-    const DType pool = prepared.state_type == DType::i8 ? DType::f32 : prepared.state_type;  // of its checkpoints
+    const DType pool = prepared.state_type == DType::i8 ? DType::f32 : prepared.state_type;  // the checkpoints' dtype
     if (x.checkpoint_offsets) return run_parts(prepared, x, pool);
     return as_dtype(run_chunked(prepared, x, prepared.rows, pool), pool);
 }

@@ -13,7 +13,7 @@ namespace gdn_cuda::gdn {
 
 struct RingDecodeProblem {
     i64 sequences;
-    int tokens;  // of the longest sequence
+    int tokens;  // the longest sequence's
     int entries;
     int heads, key_heads, dk, dv;
     DType io, state;
@@ -36,7 +36,7 @@ constexpr RingDecodeConfig ring_decode_config(const RingDecodeProblem& problem) 
 }
 
 inline Blocks ring_decode_blocks(const RingDecodeProblem& problem, int rows) {
-    // Heads of one key are neighbours.
+    // Heads that share a key are adjacent.
     return {ceil_div(problem.dv, rows) * (problem.heads / problem.key_heads), problem.key_heads, problem.sequences};
 }
 inline i64 ring_decode_blocks_in_all(const RingDecodeProblem& problem, int rows) {

@@ -83,7 +83,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     args.partials_B = static_cast<int>(in.B.varies ? blocks / in.B.groups : 1);
     args.partials_C = static_cast<int>(in.C.varies ? blocks / in.C.groups : 1);
 
-    SelectiveBackwardSumsArgs sums;  // of the last launch; those over all launches join them
+    SelectiveBackwardSumsArgs sums;  // the last launch's; sums over all launches are added there
     const auto add_up = [&] {
         SelectiveBackwardSums::run(sums, target);
         sums.count = 0;

@@ -12,7 +12,7 @@ namespace gdn_cuda::ssd {
 
 struct ReplayStepProblem {
     i64 sequences;
-    int tokens;  // of the longest sequence
+    int tokens;  // the longest sequence's
     int heads, groups, channels, states;
     DType io, state;
 

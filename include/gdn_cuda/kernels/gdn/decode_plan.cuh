@@ -73,7 +73,7 @@ struct DecodeArgs {
     const void* state_in;  // (slots, Hv, dv, dk); nullptr: zeros
     void* state_out;
     i64 state_in_slot, state_out_slot;
-    float *scales_in, *scales_out;  // of codes
+    float *scales_in, *scales_out;  // for codes
     i64 scales_in_slot, scales_out_slot;
 
     // With a gate for every channel, whose strides of sequences and heads are those of `gate`.

@@ -16,7 +16,7 @@ namespace gdn_cuda::gdn {
 struct StateMove {
     i64 from = -1, to = -1;
     float otherwise = 0.f;
-    int step = 0;  // of `from`
+    int step = 0;  // in `from`
 };
 
 // To slot `to` from a sequence's initial state, or zeros.

@@ -25,7 +25,7 @@ struct RecurrentStates {
     i64 slot = 0, step = 0;
     i64 head = 0, row = 0, column = 0;
     DType type = DType::f32;
-    float* scales = nullptr;  // of int8 codes; each state is contiguous then
+    float* scales = nullptr;  // for int8 codes; each state is contiguous then
     i64 scales_slot = 0, scales_step = 0;
 };
 

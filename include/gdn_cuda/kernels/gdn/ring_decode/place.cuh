@@ -15,7 +15,7 @@ struct RingPlace {
 
     int sequence, head, key_head, first_row, rows;
     i64 slot;
-    i64 accepted;  // of the last call's tokens
+    i64 accepted;  // how many of the last call's tokens
     i64 start;     // first token, along the token stride
     int length;    // new tokens
     int stored;    // entries of the ring that count

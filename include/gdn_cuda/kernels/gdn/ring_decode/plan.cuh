@@ -18,7 +18,7 @@ struct RingDecodeConfig {
     GDN_FIELDS(head_k, io, state, entries, tokens)
 
     static constexpr int kWarps = 4, kTileRows = 16;
-    static constexpr int kVectorElements = 8;  // of keys and queries, in 16 bytes
+    static constexpr int kVectorElements = 8;  // elements of a key or query in 16 bytes
     GDN_HOST_DEVICE static constexpr int threads() { return 32 * kWarps; }
     // Updates in the ring are rounded where the state is.
     GDN_HOST_DEVICE constexpr DType updates() const { return state == DType::f32 ? DType::f32 : io; }
@@ -28,7 +28,7 @@ struct RingDecodeConfig {
     GDN_HOST_DEVICE constexpr DType product() const { return codes() ? DType::f16 : state; }  // their operands
     GDN_HOST_DEVICE constexpr bool splits() const { return tensor_cores() && (codes() || io != state); }
     GDN_HOST_DEVICE constexpr int parts() const { return splits() ? 2 : 1; }
-    GDN_HOST_DEVICE constexpr int groups() const { return codes() ? head_k / kCodeGroup : 0; }  // of a row, a scale each
+    GDN_HOST_DEVICE constexpr int groups() const { return codes() ? head_k / kCodeGroup : 0; }  // groups in a row, a scale each
     GDN_HOST_DEVICE constexpr int state_vectors() const { return head_k * bytes_of(state) / 16; }
     GDN_HOST_DEVICE constexpr int token_vectors() const { return head_k / kVectorElements; }
     GDN_HOST_DEVICE constexpr int most_rows() const {
@@ -44,10 +44,10 @@ struct RingDecodeSharedPlan {
         unsigned char bytes[16];
     };
     static constexpr int kTokens = kConfig.tokens, kVectors = 2 * kTokens, kRows = kConfig.most_rows();
-    static constexpr int kColumns = kVectors < 8 ? 8 : kVectors;  // of a product by tensor cores
+    static constexpr int kColumns = kVectors < 8 ? 8 : kVectors;  // columns of a tensor-core product
 
     Vector state[kRows][kConfig.state_vectors()];
-    alignas(16) float scales[kConfig.codes() ? kRows * kConfig.groups() : 4];  // of the state: rows of dk / 32
+    alignas(16) float scales[kConfig.codes() ? kRows * kConfig.groups() : 4];  // the state's: rows of dk / 32
     Vector tokens[kVectors][kConfig.token_vectors()];  // key and query of the first new token, of the second, ...
     Vector parts[kConfig.splits() ? 2 * kVectors : 1]
                 [kConfig.token_vectors()];              // each, times a power of 2, in two of the products' dtype
@@ -59,7 +59,7 @@ struct RingDecodeSharedPlan {
     float scores[kVectors][kColumns];                // keys and queries times each other
     float decay[kTokens], beta[kTokens];
     float after[kConfig.entries];  // the decay after an entry of the ring, up to the new tokens
-    float state_decay;             // of all entries
+    float state_decay;             // over all entries
     int is_last;                   // whether every other block of the sequence has read the ring
 };
 
@@ -70,7 +70,7 @@ struct RingDecodeArgs {
     float beta_factor;   // beta is this times a sigmoid
     Tagged A_log, dt_bias;
     int sequences, tokens, heads, heads_per_key, dk, dv;
-    int block_rows, row_blocks;  // of a head
+    int block_rows, row_blocks;  // rows of a block, and blocks of a head
     float scale;
     bool qk_norm;
     Tagged cu_seqlens;
@@ -80,7 +80,7 @@ struct RingDecodeArgs {
     i64 slot_count, null_slot;
     void* pool;     // (slots, Hv, dv, dk), a slot contiguous
     i64 pool_slot;  // this and the other strides below are in elements
-    float* scales;  // of int8 states: (slots, Hv, dv, dk / 32)
+    float* scales;  // for int8 states: (slots, Hv, dv, dk / 32)
     i64 scales_slot;
 
     // The ring: tokens that the state in the pool lacks.
@@ -97,7 +97,7 @@ struct RingDecodeArgs {
     // (sequences,): how many of the last call's tokens are accepted; this call's are counted by the next one then. If absent,
     // every token is accepted at once.
     Tagged accepted;
-    // Of which sequences, or of all, the state takes what is accepted, whether or not the ring has room for more.
+    // Sequences, or all, whose state takes what is accepted, whether or not the ring has room for more.
     const bool* fold_mask;
     bool fold;
 

@@ -24,7 +24,7 @@ struct RingRows {
     const RingDecodeArgs& args;
     const RingPlace<kConfig>& place;
     State* block;   // the block's first row in the pool
-    float* scales;  // of int8 states
+    float* scales;  // for int8 states
     int groups;     // scales of a row
 
     __device__ __forceinline__ RingRows(Shared& shared, const RingDecodeArgs& args, const RingPlace<kConfig>& place)
@@ -191,7 +191,7 @@ struct RingRows {
             const bool has[2] = {rows[0] < place.rows, rows[1] < place.rows};
 #pragma unroll 1
             for (int column = 0; column < args.dk; column += kGroup) {
-                float sums[4][4];  // of 8 columns each
+                float sums[4][4];  // 8 columns each
                 load_group(sums, first, column, state_decay);
 #pragma unroll
                 for (int step = 0; step < kSteps; ++step) {

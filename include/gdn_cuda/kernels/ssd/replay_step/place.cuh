@@ -17,7 +17,7 @@ struct ReplayPlace {
     int first_head;       // of the block, among all heads
     int first_channel;    // of the first row, in the first head
     i64 slot;
-    i64 accepted;  // of the last call's tokens
+    i64 accepted;  // how many of the last call's tokens
     i64 start;     // first token, along the token stride
     int length;    // new tokens
     int stored;    // entries of the ring that count

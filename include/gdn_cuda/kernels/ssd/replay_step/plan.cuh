@@ -96,7 +96,7 @@ struct ReplayStepArgs {
     // (sequences,): how many of the last call's tokens are accepted; this call's are counted by the next one then. If absent,
     // every token is accepted at once.
     Tagged accepted;
-    // Of which sequences, or of all, the state takes what is accepted, whether or not the ring has room for more.
+    // Sequences, or all, whose state takes what is accepted, whether or not the ring has room for more.
     const bool* fold_mask;
     bool fold;
 
