@@ -510,8 +510,8 @@ def chunked_forward(
           `output_final_state=False`. As an argument, of any float dtype and strides: it is written and returned
         state_indices: (B,), of any stride: `state` is a pool (slots, Hv, dv, dk), read and written in place as in
           `fused_decode`, and returned as final_state
-        state_scales: (slots, Hv, dv, dk / 32), fp32, if the pool is int8, as in `fused_decode`; checkpoints that are allocated
-          are fp32 then
+        state_scales: (slots, Hv, dv, dk / 32), fp32, if the pool is int8, as in `fused_decode`; states pass through fp32
+          memory then, 4 Hv dv dk bytes a sequence, and checkpoints that are allocated are fp32
         write_indices: (B,), int32 or int64: the slots to write, if they differ from state_indices
         states_before: (rows, Hv, dv, dk): the call writes the states before each block of `checkpoint_every` tokens to it,
           ceil(length / n) rows per sequence in sequence order, and 0 to the other rows
