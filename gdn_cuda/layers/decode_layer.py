@@ -170,8 +170,8 @@ def gdn_decode_layer(
         A_log, dt_bias: (Hv,); norm_weight: (dv,); all weights fp32, bf16 or fp16
         conv_pool: (slots, C, 3 or more), fp32, bf16 or fp16, any strides: a pool (slots, columns, C) is passed transposed
         state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous from 16 bytes on, any stride between slots; or int8
-        state_scales: (slots, Hv, dv, dk / 32), fp32, if the pool is int8, as in `fused_decode`; the three operators are launched
-          then
+        state_scales: (slots, Hv, dv, dk / 32), fp32, if the pool is int8, as in `fused_decode`; it takes the launches of the
+          three operators then
         state_indices: (B,), or (B, T) for speculative verify; int32 or int64; None: sequence n has slot n
         num_accepted_tokens, step_slots: (B,), int32 or int64
         step_states: (rows, S, Hv, dv, dk), the pool's dtype; step_conv: (rows, S, C, 3); S at least T
