@@ -13,17 +13,17 @@ import gdn_cuda
 from gdn_cuda import SsdReplayBuffers, ssd_commit_replay, ssd_replay_buffers, ssd_replay_decode
 
 
-@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("verifies", [False, True])
 @pytest.mark.parametrize("state", [F32, BF16, F16])
 @pytest.mark.parametrize("io", [BF16, F16, F32])
 @pytest.mark.parametrize("tokens, window", [(1, 4), (3, 3), (2, 5), (1, 1)])
-def test_a_server(tokens: int, window: int, io: torch.dtype, state: torch.dtype, verify: bool, seed: int) -> None:
-    serve(Server(seed, window=window, io=io, state=state, verify=verify), ssd_replay_decode, ssd_commit_replay, tokens)
+def test_a_server(tokens: int, window: int, io: torch.dtype, state: torch.dtype, verifies: bool, seed: int) -> None:
+    serve(Server(seed, window=window, io=io, state=state, verifies=verifies), ssd_replay_decode, ssd_commit_replay, tokens)
 
 
 def test_in_fp64_the_reference_is_exact(seed: int) -> None:
-    for verify in (False, True):
-        server = Server(seed, io=torch.float64, state=torch.float64, verify=verify, D=2, limit=(0.1, 0.7))
+    for verifies in (False, True):
+        server = Server(seed, io=torch.float64, state=torch.float64, verifies=verifies, D=2, limit=(0.1, 0.7))
         serve(server, ssd_replay_decode, ssd_commit_replay, 2)
 
 
@@ -51,7 +51,7 @@ def test_states_in_16_bits_are_nearer_than_those_of_a_step_in_place(seed: int) -
         )  # fmt: skip
         assert in_place.isfinite().all()
     server.commit()
-    mine, other = (rel_rms(y[server.slots.long()], torch.stack(server.states)) for y in (server.pool, pool))
+    mine, other = (rel_rms(y[server.slots.long()], server.states) for y in (server.pool, pool))
     assert mine < other / 2
 
 
@@ -179,8 +179,8 @@ def test_sizes_that_no_kernel_takes_are_refused() -> None:
 
 
 def test_verify_of_more_tokens_than_the_ring_has_room_for_is_refused(seed: int) -> None:
-    server = Server(seed, window=2, verify=True)
-    with pytest.raises(ValueError, match=r"x: expected at most 2 tokens, as x_ring .* has room for no more, got"):
+    server = Server(seed, window=2, verifies=True)
+    with pytest.raises(ValueError, match=r"x: expected at most 2 tokens, the room of x_ring .*, got"):
         ssd_replay_decode(**server.arguments(server.tokens(3, 3)))
     with pytest.raises(IndexError, match="cu_seqlens: expected sequences of at most 2 tokens, got 3"):
         ssd_replay_decode(**server.arguments(server.tokens(9)) | {"cu_seqlens": torch.tensor([0, 3, 4, 5])})
@@ -224,7 +224,7 @@ def test_commit_of_all_slots(seed: int) -> None:
     server = Server(seed, sequences=5)
     server.decode(ssd_replay_decode, [2] * 5)
     assert ssd_commit_replay(server.pool, server.buffers, server.heads["A"]) is server.pool
-    assert rel_rms(server.pool[server.slots.long()], torch.stack(server.states)) < 1e-5
+    assert rel_rms(server.pool[server.slots.long()], server.states) < 1e-5
     assert not server.buffers.pending.any() and isinstance(server.buffers, SsdReplayBuffers)
 
 
@@ -241,7 +241,7 @@ def test_an_engine_that_counts_by_itself(seed: int) -> None:
     """FlashInfer's checkpointing_ssu has rings (slots, heads, R, P) of R = window + T tokens and counts that the engine keeps:
     prev_num_accepted_tokens, and whether the last call wrote the state, which follows from them. `pending` is set to these."""
     T, window = 3, 5
-    server = Server(seed, window=window, verify=True, H=4, G=2, P=16, N=32)
+    server = Server(seed, window=window, verifies=True, H=4, G=2, P=16, N=32)
     wide = ssd_replay_buffers(server.pool, window + T, server.G)
     rings = [y.transpose(1, 2).contiguous().transpose(1, 2)[:, :window] for y in wide[:3]]
     server.buffers = SsdReplayBuffers(*rings, wide.pending)

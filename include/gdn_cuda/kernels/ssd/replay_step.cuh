@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     ReplayPlace<kConfig> place(args);
     if (place.has_room(args)) load_new_tokens(shared, args, place);
     if (!place.has_slot(args)) return cp_async_wait<0>();
-    const i64 cursor = load_index({args.pending, DType::i32}, place.slot);
+    const i64 cursor = place.load_cursor(args);
     ReplayRows<kConfig> rows(args, place);
     if (place.length > 0 || place.asked) rows.load(args, place);
     const int heads = place.heads(args), head = place.first_head + warp;
@@ -119,19 +119,19 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
 
     // What this block reads of the ring has arrived. The count comes back while the block computes.
     unsigned before = 0;
-    if (thread == 0) before = atomicAdd(args.pending + place.slot, 1u << kPendingBits);
+    if (thread == 0) before = place.count_block(args);
     ReplayGates<kConfig> gates;
     gates.load(args, place, 0);
     store_scores(shared, args, place);
     rows.clear_padding(args);
     rows.multiply(shared, args, place);
-    if (thread == 0) shared.is_last = (before >> kPendingBits) + 1 == gridDim.x * gridDim.y;
+    if (thread == 0) shared.is_last = place.is_last(before);
     __syncthreads();
 
     store_outputs(shared, args, place, gates);
     if (place.keeps && place.length > 0) store_tokens(shared, args, place);
     if (place.folds) rows.fold(shared, args, place);
-    if (thread == 0 && shared.is_last) args.pending[place.slot] = static_cast<unsigned>(place.pending_after(args));
+    if (thread == 0 && shared.is_last) place.store_cursor(args);
 }
 
 }  // namespace gdn_cuda::ssd
