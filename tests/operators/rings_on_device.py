@@ -11,7 +11,7 @@ import pytest
 import torch
 from devices import Device
 from guarded import bits
-from ring_server import BF16, F32, RingServer, serve
+from ring_server import BF16, F32, I8, RingServer, serve
 from torch import Tensor
 
 Call = Callable[..., Tensor]
@@ -197,3 +197,23 @@ def test_a_reset_clears_values_that_are_not_finite(
     assert out[0, :2][..., kept].isfinite().all()
     server.commit_only(commit)
     assert server.pool[server.slots.long()].isfinite().all()
+
+
+def test_scales_of_codes_that_are_hostile(ring: Ring, device: Device, seed: int) -> None:
+    """Scales that are 0 (whatever the codes), subnormal, large or NaN, the last of which stays in its row."""
+    decode, commit = ring.calls(device)
+    server = ring.server(seed, sequences=4, window=1, state=I8, device=device.name)
+    assert server.scales is not None
+    for slot, scale in zip(server.slots.tolist(), (0.0, 1e-40, 1e34, torch.nan), strict=True):
+        server.scales[slot, :, 3 if scale != scale else slice(None)] = scale
+    server.states = server.read()
+    assert not server.states[0].any()
+    outs = []
+    for _ in range(3):
+        x = server.arguments(server.tokens(4, 1))
+        outs.append(decode(**x, out=torch.empty(x[server.rows].shape, dtype=x[server.rows].dtype, device=device.name)))
+    server.commit_only(commit)
+    lost = torch.cat(outs, 1).isnan()
+    assert lost[3, :, :, 3].all() and not lost[:3].any() and lost.sum() == lost[3, :, :, 3].numel()
+    wrong = server.scales[server.slots.long()].isfinite().logical_not()
+    assert wrong[3, :, 3].all() and wrong.sum() == wrong[3, :, 3].numel()

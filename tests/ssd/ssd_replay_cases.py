@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from ring_server import BF16, F16, F32, RingServer, serve
+from ring_server import BF16, F16, F32, I8, RingServer, serve
 from torch import Tensor
 
 import gdn_cuda
 
-__all__ = ["BF16", "F16", "F32", "Server", "serve"]
+__all__ = ["BF16", "F16", "F32", "I8", "Server", "serve"]
 OUTPUT_BOUND = {BF16: 4e-3, F16: 5e-4, F32: 1e-5, torch.float64: 1e-13}
-STATE_BOUND = {F32: 1e-5, BF16: 4e-3, F16: 5e-4, torch.float64: 1e-13}
+STATE_BOUND = {F32: 1e-5, BF16: 4e-3, F16: 5e-4, I8: 2e-2, torch.float64: 1e-13}
 
 
 def step_size(dt: Tensor, bias: Tensor | None, limit: tuple[float, float], softplus: bool) -> Tensor:
@@ -102,7 +102,7 @@ class Server(RingServer):
 
     def commit_only(self, commit: Callable[..., Tensor]) -> Tensor:
         accepted = self.accepted if self.verifies else None
-        return commit(self.pool, self.buffers, self.heads["A"], self.slots, accepted)
+        return commit(self.pool, self.buffers, self.heads["A"], self.slots, accepted, state_scales=self.scales)
 
     def commit(self, commit: Callable[..., Tensor] = gdn_cuda.ssd_commit_replay) -> None:
         super().commit(commit)

@@ -5,12 +5,12 @@
 namespace gdn_cuda {
 
 DType check_ring_pool(const Checks& check, RingArgs& args, const RingTensors& x, std::initializer_list<int64_t> shape,
-                      const char* layout, DType io, std::initializer_list<DType> states, const Batch& batch) {
+                      const char* layout, const char* columns, DType io, const Batch& batch) {
     const View &pool = x.pool, &scales = x.scales, &fold_mask = x.fold_mask;
     check.shape("state_pool", pool, shape, layout);
-    const DType state = dtype_beside(check, "state_pool", pool, io, states);
+    const DType state = dtype_beside(check, "state_pool", pool, io, {DType::f32, DType::bf16, DType::f16, DType::i8});
     check.device("state_pool", pool, batch.like, batch.like_name);
-    check_state_scales(check, "state_pool", pool, "state_scales", scales);
+    check_state_scales(check, "state_pool", pool, "state_scales", scales, 1, DType::f32, columns);
     GDN_REQUIRE(check, !scales.defined() || (reinterpret_cast<uintptr_t>(scales.data) % 16 == 0 && scales.stride(0) % 4 == 0),
                 "state_scales", "scales of slots that begin at multiples of 16 bytes", stride_text(scales));
     GDN_REQUIRE(check, pool.contiguous_tail(3) && (state == DType::f64 || pool.aligned16()), "state_pool",

@@ -44,8 +44,9 @@ void set_sequence_slots(const Checks& check, Args& args, const View& pool, const
     args.null_slot = check_null_slot(check, null_slot);
 }
 // Checks the pool, and which of its states are written; fills their part of a kernel's arguments. Returns the states' dtype.
+// `layout` and `columns`: the names of a pool's dimensions, and of the last one.
 DType check_ring_pool(const Checks& check, RingArgs& args, const RingTensors& x, std::initializer_list<int64_t> shape,
-                      const char* layout, DType io, std::initializer_list<DType> states, const Batch& batch);
+                      const char* layout, const char* columns, DType io, const Batch& batch);
 // The ring's first tensor says how many tokens a slot has room for.
 void check_ring_room(const Checks& check, RingArgs& args, const RingTensors& x, const char* argument, const View& ring,
                      const char* layout, const Batch& batch);

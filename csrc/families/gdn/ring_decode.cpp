@@ -35,9 +35,8 @@ PreparedRing prepare_ring(const RingDecode& x) {
     const Batch batch = sequences.batch();
     check.rank("state_pool", ring.pool, 4, "(slots, Hv, dv, dk)");
     const int64_t slots = ring.pool.size(0);
-    const DType state =
-        check_ring_pool(check, args, ring, {slots, sequences.heads, sequences.dv, sequences.dk}, "(slots, Hv, dv, dk)",
-                        sequences.io, {DType::f32, DType::bf16, DType::f16, DType::i8}, batch);
+    const DType state = check_ring_pool(check, args, ring, {slots, sequences.heads, sequences.dv, sequences.dk},
+                                        "(slots, Hv, dv, dk)", "dk", sequences.io, batch);
     check_ring_room(check, args, ring, "keys", keys, "(slots, W, Hk, dk)", batch);
     const int64_t entries = args.entries;
     args.keys = check_ring(check, "keys", keys, {slots, entries, sequences.key_heads, sequences.dk}, "(slots, W, Hk, dk)",

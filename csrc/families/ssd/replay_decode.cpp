@@ -96,8 +96,9 @@ PreparedReplay prepare_replay(const SsdReplayDecode& call) {
     const Batch sequences_of_call{sequences, tokens, packed, x, "x"};
     check.rank("state_pool", ring.pool, 4, "(slots, H, P, N)");
     const int64_t slots = ring.pool.size(0);
-    const DType state = check_ring_pool(check, args, ring, {slots, heads, channels, states}, "(slots, H, P, N)", io,
-                                        {DType::f32, DType::bf16, DType::f16}, sequences_of_call);
+    const DType state =
+        check_ring_pool(check, args, ring, {slots, heads, channels, states}, "(slots, H, P, N)", "N", io, sequences_of_call);
+    GDN_REQUIRE(check, has_replay_step(io, state), "x", "bfloat16 or float16, as state_pool is int8", dtype_name(x));
     check_ring_room(check, args, ring, "x_ring", x_ring, "(slots, W, H, P)", sequences_of_call);
     const int64_t entries = args.entries;
     args.x_ring =

@@ -22,6 +22,10 @@ struct ReplayStepProblem {
 
 inline constexpr int kMostReplayStates = 256;
 
+// Shared memory has no room for fp32 tokens beside their parts.
+constexpr bool has_replay_step(DType io, DType state) {
+    return io != DType::f32 || state != DType::i8;
+}
 constexpr ReplayStepConfig replay_step_config(DType io, DType state, int states, int tokens) {
     return {.io = io,
             .state = state,
@@ -45,18 +49,20 @@ inline int replay_step_rows(const ReplayStepProblem& problem, const jit::DeviceT
 }
 
 inline constexpr std::array kReplayStepConfigurations = [] {
-    std::array<ReplayStepConfig, size_t{3} * 3 * 3 * 2> all{};
+    std::array<ReplayStepConfig, size_t{11} * 3 * 2> all{};
     size_t n = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const DType state : {DType::f32, DType::bf16, DType::f16})
+        for (const DType state : {DType::f32, DType::bf16, DType::f16, DType::i8})
             for (const int states : {64, 128, 256})
-                for (const int tokens : {1, kMostRingTokens}) all[n++] = replay_step_config(io, state, states, tokens);
+                for (const int tokens : {1, kMostRingTokens})
+                    if (has_replay_step(io, state)) all[n++] = replay_step_config(io, state, states, tokens);
     return all;
 }();
 
 struct ReplayStep {
     GDN_KERNEL(ReplayStep, ssd, replay_step, ReplayStepConfig, ReplayStepArgs,
-               "Mamba-2's tokens from a state that lacks the last ones, which a ring holds", .starts_early = true);
+               "Mamba-2's tokens from a state that lacks the last ones, which a ring holds", .uses_cutlass = true,
+               .starts_early = true);
 
     static std::span<const Config> configurations() { return kReplayStepConfigurations; }
     static int threads(const Config&) { return Config::threads(); }

@@ -9,7 +9,7 @@ import pytest
 import torch
 from devices import GPU
 from helpers import rel_rms
-from ssd_replay_cases import BF16, F32, Server, serve
+from ssd_replay_cases import BF16, F32, I8, Server, serve
 from ssd_replay_on_device import *  # noqa: F403
 from ssd_replay_on_device import RING
 
@@ -18,7 +18,7 @@ from gdn_cuda import ssd_commit_replay, ssd_replay_decode
 
 
 @pytest.mark.parametrize("verifies", [False, True])
-@pytest.mark.parametrize("state", [F32, BF16])
+@pytest.mark.parametrize("state", [F32, BF16, I8])
 def test_many_sequences(state: torch.dtype, verifies: bool, seed: int) -> None:
     """Blocks of as many rows as there are, more of them than run at once, and rings that become full in different calls."""
     server = Server(seed, sequences=64, H=32, G=2, P=64, N=128, state=state, window=5, verifies=verifies, device="cuda")
@@ -48,10 +48,11 @@ def test_equals_a_step_in_place(verifies: bool, seed: int) -> None:
     assert rel_rms(server.pool, pool) < 1e-5
 
 
-def test_same_bits_in_every_run(seed: int) -> None:
+@pytest.mark.parametrize("state", [F32, BF16, I8])
+def test_same_bits_in_every_run(state: torch.dtype, seed: int) -> None:
     results = []
     for _ in range(2):
-        server = Server(seed, sequences=16, H=64, G=8, P=64, N=128, window=3, device="cuda")
+        server = Server(seed, sequences=16, H=64, G=8, P=64, N=128, window=3, state=state, device="cuda")
         outs = [ssd_replay_decode(**server.arguments(server.tokens(16, 1))) for _ in range(9)]
         results.append([*outs, server.pool, server.buffers.pending])
     assert all(torch.equal(*both) for both in zip(*results, strict=True))

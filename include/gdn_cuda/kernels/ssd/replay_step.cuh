@@ -33,6 +33,7 @@
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/common/silu.cuh>
+#include <gdn_cuda/kernels/ssd/replay_step/codes.cuh>
 #include <gdn_cuda/kernels/ssd/replay_step/rows.cuh>
 #include <gdn_cuda/kernels/ssd/replay_step/tokens.cuh>
 
@@ -90,6 +91,15 @@ __device__ __forceinline__ void store_outputs(const ReplayStepSharedPlan<kConfig
     }
 }
 
+// A thread's part of the state.
+template <ReplayStepConfig kConfig>
+__device__ __forceinline__ auto state_of(const ReplayStepArgs& args, const ReplayPlace<kConfig>& place) {
+    if constexpr (kConfig.codes())
+        return ReplayCodes<kConfig>(args, place);
+    else
+        return ReplayRows<kConfig>(args, place);
+}
+
 template <ReplayStepConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     replay_step(const __grid_constant__ ReplayStepArgs args) {
@@ -102,7 +112,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     if (place.has_room(args)) load_new_tokens(shared, args, place);
     if (!place.has_slot(args)) return cp_async_wait<0>();
     const i64 cursor = place.load_cursor(args);
-    ReplayRows<kConfig> rows(args, place);
+    auto rows = state_of(args, place);
     if (place.length > 0 || place.asked) rows.load(args, place);
     const int heads = place.heads(args), head = place.first_head + warp;
     HeadSteps<kConfig> steps;
@@ -122,7 +132,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     if (thread == 0) before = place.count_block(args);
     ReplayGates<kConfig> gates;
     gates.load(args, place, 0);
+    if constexpr (kConfig.codes()) store_parts(shared, args, place.length);
     store_scores(shared, args, place);
+    if constexpr (kConfig.codes()) __syncthreads();
     rows.clear_padding(args);
     rows.multiply(shared, args, place);
     if (thread == 0) shared.is_last = place.is_last(before);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/recurrence/ring_plan.cuh>
+#include <gdn_cuda/kernels/recurrence/state_layout.cuh>
 #include <gdn_cuda/kernels/ssd/steps_plan.cuh>
 
 namespace gdn_cuda::ssd {
@@ -20,6 +21,8 @@ struct ReplayStepConfig {
     static constexpr int kHeads = 4;  // of a block, at most: a warp each
     GDN_HOST_DEVICE static constexpr int threads() { return 32 * kHeads; }
     GDN_HOST_DEVICE static constexpr int groups() { return threads() / kLanes; }  // of lanes, a row each at a time
+    GDN_HOST_DEVICE constexpr bool codes() const { return state == DType::i8; }
+    GDN_HOST_DEVICE constexpr int code_groups() const { return codes() ? states / gdn::kCodeGroup : 1; }  // in a row
     GDN_HOST_DEVICE constexpr int vector() const { return 16 / bytes_of(state); }
     // 16-byte vectors that a lane has of a row.
     GDN_HOST_DEVICE constexpr int row_vectors() const { return states / (vector() * kLanes); }
@@ -32,6 +35,7 @@ struct ReplayStepConfig {
     // Blocks per SM, for which registers are limited: with many tokens as many as shared memory has room for, or less where
     // registers would spill.
     GDN_HOST_DEVICE constexpr int blocks_at_least() const {
+        if (codes()) return tokens > 1 ? (states > 128 ? 2 : 3) : states > 128 ? 4 : states > 64 ? 5 : 6;
         if (tokens == 1) return 4;
         if (io == DType::f32) return bytes_of(state) == 2 && states > 64 ? 2 : 3;
         return states == 64 ? 3 : 4;
@@ -62,6 +66,14 @@ struct ReplayStepSharedPlan {
     float weights[ReplayStepConfig::kHeads][kTokens + 1][kEntries];  // the decay after an entry, times its δ
     Past past[ReplayStepConfig::kHeads][kTokens + 1];
     int is_last;  // whether every other block of the sequence has read the ring
+
+    // For int8 states: each C, times a power of two, as a sum of two vectors of fp16.
+    struct alignas(16) Vector {
+        unsigned char bytes[16];
+    };
+    static constexpr int kParts = kConfig.codes() ? 2 * kTokens : 1;
+    Vector parts[kParts][kConfig.codes() ? kConfig.states / 8 : 1];
+    float part_scale[kParts];  // of each C, the inverse of that power
 };
 
 struct ReplayStepArgs : RingArgs {
