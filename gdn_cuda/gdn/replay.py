@@ -21,6 +21,7 @@ from .ring import RingBuffers, commit_ring, decode_by_ring, reference_by_ring
 MOST_STEPS = 16
 ROWS_PER_BANK = 8
 _NAME = "replay_decode"
+_NO_SCALES = "None with ReplayBuffers (those of ring_buffers are for int8)"
 _BUFFERS = "ReplayBuffers or RingBuffers, which replay_buffers and ring_buffers make"
 
 
@@ -186,7 +187,7 @@ def replay_decode(
         query, key, value, a, b, A_log, dt_bias, scale: as in `fused_decode`; query, key and value are bf16 or fp16 (on the CPU
           fp64 too, with fp64 updates and decays), with contiguous rows of multiples of 8, query has no more heads than value,
           and T ≤ S
-        state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous, any stride between slots
+        state_pool: (slots, Hv, dv, dk), fp32 or bf16 (`ring_decode` takes int8): each slot contiguous, any stride between slots
         keys: (slots, 2, S, Hk, dk), the dtype of query; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv),
           with a gate for every channel (slots, 2, S, Hv, dk), fp32
         banks: (slots, Hv, ⌈dv / 8⌉), fp32; these four are made by `replay_buffers`, each slot contiguous
@@ -235,7 +236,7 @@ def decode_by_replay(replay: ReplayBuffers | RingBuffers, **given: Any) -> Tenso
     if not isinstance(replay, ReplayBuffers):
         refuse("fused_decode", "replay", f"{_BUFFERS}, or None", type(replay).__name__)
     if given.pop("state_scales") is not None:
-        refuse("fused_decode", "state_scales", "None with ReplayBuffers", "a tensor")
+        refuse("fused_decode", "state_scales", _NO_SCALES, "a tensor")
     return _decode_for_fused_decode(**given, **replay._asdict())
 
 
@@ -294,7 +295,7 @@ def commit_replay(
     if not isinstance(buffers, ReplayBuffers):
         refuse(name, "buffers", _BUFFERS, type(buffers).__name__)
     if state_scales is not None:
-        refuse(name, "state_scales", "None with ReplayBuffers", type(state_scales).__name__)
+        refuse(name, "state_scales", _NO_SCALES, type(state_scales).__name__)
     require_buffers(name, buffers, keys=5)
     require_tensors(name, num_accepted_tokens=num_accepted_tokens)
     assert num_accepted_tokens is not None

@@ -54,8 +54,8 @@ def test_tokens_and_rings(tokens: int, window: int, io: torch.dtype, state: torc
     decode, commit = RING.calls(device)
     for verifies in (False, True):
         server = Server(
-            seed, window=window, H=2, G=1, P=16, N=32, io=io, state=state, index=torch.int64, sequences=device.size(1, 4), verifies=verifies,
-            device=device.name,
+            seed, window=window, H=2, G=1, P=16, N=32, io=io, state=state, index=torch.int64, sequences=device.size(1, 4),
+            verifies=verifies, device=device.name,
         )  # fmt: skip
         serve(server, decode, commit, tokens)
 

@@ -41,6 +41,8 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
     const bool channel_gates = recurrent.channels.form != ChannelGate::none;
 
     const View pool(x.state_pool), slots = view_of(x.state_indices), accepted = accepted_of(x.verify);
+    GDN_REQUIRE(check, pool.dtype != torch_numbers.i8, "state_pool",
+                "float32 or bfloat16 (ring_decode and ring_buffers take int8)", "int8");
     const DType state = common.state_type = dtype_beside(check, "state_pool", pool, sequences.io, {DType::f32, DType::bf16});
     const RecurrentStates states = check_states(check, common, "state_pool", pool, 4);
     GDN_REQUIRE(check, common.plain_states, "state_pool", "contiguous states", stride_text(pool));
