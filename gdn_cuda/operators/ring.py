@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,10 +18,6 @@ MOST_ENTRIES = 32
 
 
 # ---- Buffers: named tuples of tensors beside a pool
-
-
-class _Buffers(Protocol):
-    _fields: tuple[str, ...]
 
 
 Buffers = TypeVar("Buffers")
@@ -50,12 +46,12 @@ def new_buffers(
     return kind(**{part: torch.zeros(shape, dtype=dtype, device=device) for part, (shape, dtype) in layouts.items()})
 
 
-def names_of(buffers: _Buffers | type[_Buffers], argument: str) -> dict[str, str]:
+def names_of(buffers: tuple[Tensor, ...] | type[tuple[Tensor, ...]], argument: str) -> dict[str, str]:
     """The names in error messages of a function whose one argument has all buffers."""
-    return {name: f"{argument}.{name}" for name in buffers._fields}
+    return {name: f"{argument}.{name}" for name in buffers._fields}  # type: ignore[union-attr]
 
 
-def require_buffers(name: str, buffers: _Buffers, **ranks: int) -> None:
+def require_buffers(name: str, buffers: tuple[Tensor, ...], **ranks: int) -> None:
     """Before a commit. `ranks`: dimensions of buffers that it reads shapes of."""
     require_tensors(name, **{shown: getattr(buffers, part) for part, shown in names_of(buffers, "buffers").items()})
     for part, rank in ranks.items():
