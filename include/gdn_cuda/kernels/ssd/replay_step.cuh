@@ -16,8 +16,10 @@
 //     warps   a head each: δ, sums of δA by shuffles, and from them the weights L δ of all entries
 //     groups  of 8 lanes: scores C·B, once a block
 //
-// then the products S C, and a thread a row adds up its output. Rounding is that of fp32 sums, and of the state where it is
-// written. Decays of 0 are selects: nothing before a reset shows, whatever it was.
+// then the products S C, and a thread a row adds up its output. Rows of int8 codes are left operands of mma.sync instead, four
+// lanes a row, with each C as two fp16 vectors (codes.cuh): widened one by one they would take three instructions an element.
+// Rounding is that of fp32 sums, and of the state where it is written. Decays of 0 are selects: nothing before a reset shows,
+// whatever it was.
 //
 // The count of a slot's tokens is read by all blocks of the sequence and changed once: each block counts itself in its upper
 // half when it has the ring's tokens, and the last one writes the new count. Where new tokens replace entries of the ring that
