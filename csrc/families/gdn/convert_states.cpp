@@ -3,9 +3,9 @@
 #include <limits>
 
 #include "../../operators/operator.hpp"
+#include "../common/state_scales.hpp"
 #include "move_states.hpp"
 #include "prepared.hpp"
-#include "state_scales.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {

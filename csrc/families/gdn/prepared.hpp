@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "../../operators/new_tensor.hpp"
+#include "../common/state_scales.hpp"
 #include "checks.hpp"
 #include "gate_checks.hpp"
-#include "state_scales.hpp"
 
 namespace gdn_cuda::gdn {
 
