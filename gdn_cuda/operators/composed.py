@@ -52,6 +52,22 @@ def check_buffers(function: str, written: Mapping[str, Any], read: Mapping[str, 
     check_apart(function, written, read)
 
 
+def result_in(
+    function: str, out: Tensor | None, shape: tuple[int, ...], like: Tensor, given: Mapping[str, Any], run: Callable[[], Tensor]
+) -> Tensor:
+    """The result of `run`, of this shape and the dtype of `like`; in `out` if there is one, which is apart from what is
+    given."""
+    if out is None:
+        return run()
+    if not isinstance(out, Tensor):
+        raise ValueError(not_a_tensor(function, "out", out, optional=True))
+    if out.shape != shape or out.dtype != like.dtype or out.device != like.device:
+        got = f"{tuple(out.shape)} of {out.dtype} on {out.device}"
+        refuse(function, "out", f"{shape} of {like.dtype} on {like.device}", got)
+    check_buffers(function, {"out": out}, {name: x for name, x in given.items() if isinstance(x, Tensor)})
+    return out.copy_(run())
+
+
 def on_cpu(x: Tensor) -> bool:
     """Whether values can be read: x is on the CPU, and not traced."""
     return x.device.type == "cpu" and not isinstance(x, FakeTensor)

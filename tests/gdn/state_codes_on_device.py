@@ -16,6 +16,7 @@ from torch import Tensor
 import gdn_cuda
 from gdn_cuda.gdn.state_codes import LARGEST_SCALE, SMALLEST_SCALE
 from gdn_cuda.layers.decode_layer import layer_arguments
+from gdn_cuda.layers.kda_decode_layer import layer_arguments as kda_arguments
 
 GROUP = 32
 OUTPUT_BOUND = {torch.bfloat16: 3e-3, torch.float16: 4e-4, torch.float32: 1e-5}
@@ -404,23 +405,26 @@ def test_kernels_agree_bitwise(device: Device, rng: torch.Generator) -> None:
             assert all(torch.equal(after[name], found[0][1][name]) for name in ("state_pool", "state_scales"))
 
 
-def test_a_layers_step(device: Device, seed: int) -> None:
-    """Beside the one with fp32 states, from the same states; one sequence is padding."""
-    for tokens in (1, 3):
-        x = layer_arguments(3, tokens, seed) | {"state_indices": torch.tensor([2, -1, 4])}
-        codes, scales = coded(x["state_pool"])
-        pools = {"conv_pool": x["conv_pool"].clone(), "state_pool": read(codes, scales).float()}
-        there, wide = ({name: moved(y, device) for name, y in (x | more).items()} for more in ({}, pools))
-        there |= {"state_pool": codes.to(device.name, copy=True), "state_scales": scales.to(device.name, copy=True)}
-        out = torch.full((3, tokens, 16), torch.nan, dtype=torch.bfloat16, device=device.name)
-        with device.kernels():
-            assert gdn_cuda.gdn_decode_layer(**there, out=out) is out
-            expected = gdn_cuda.gdn_decode_layer(**wide)
-        assert rel_rms(out, expected) < 8e-3 and not out[1].any()
-        assert torch.equal(there["conv_pool"].cpu(), wide["conv_pool"].cpu())
-        after = {"state_pool": there["state_pool"].cpu(), "state_scales": there["state_scales"].cpu()}
-        assert is_rounded(*(after[name][[2, 4]] for name in after), wide["state_pool"].cpu()[[2, 4]].double())
-        assert others_stay(after, {"state_pool": codes, "state_scales": scales}, [2, 4])
+@pytest.mark.parametrize("tokens, separate", [(1, False), (3, False), (0, False), (0, True)])
+def test_a_layers_step(tokens: int, separate: bool, device: Device, seed: int) -> None:
+    """Beside the one with fp32 states, from the same states; one sequence is padding. 0: a token of Kimi Delta Attention."""
+    function = gdn_cuda.gdn_decode_layer if tokens else gdn_cuda.kda_decode_layer
+    x = layer_arguments(3, tokens, seed) if tokens else kda_arguments(3, seed, separate=separate)
+    x |= {"state_indices": torch.tensor([2, -1, 4])}
+    codes, scales = coded(x["state_pool"])
+    conv = [name for name in x if name.endswith("conv_pool")]
+    pools = {name: x[name].clone() for name in conv} | {"state_pool": read(codes, scales).float()}
+    there, wide = ({name: moved(y, device) for name, y in (x | more).items()} for more in ({}, pools))
+    there |= {"state_pool": codes.to(device.name, copy=True), "state_scales": scales.to(device.name, copy=True)}
+    out = torch.full((3, tokens, 16) if tokens else (3, 16), torch.nan, dtype=torch.bfloat16, device=device.name)
+    with device.kernels():
+        assert function(**there, out=out) is out
+        expected = function(**wide)
+    assert rel_rms(out, expected) < 8e-3 and not out[1].any()
+    assert all(torch.equal(there[name].cpu(), wide[name].cpu()) for name in conv)
+    after = {"state_pool": there["state_pool"].cpu(), "state_scales": there["state_scales"].cpu()}
+    assert is_rounded(*(after[name][[2, 4]] for name in after), wide["state_pool"].cpu()[[2, 4]].double())
+    assert others_stay(after, {"state_pool": codes, "state_scales": scales}, [2, 4])
 
 
 # ---- chunked_forward

@@ -184,6 +184,7 @@ class KimiDeltaAttention(GatedDeltaNet):
     def one_launch(self, pool: Pool, raw: Tensor, rows: Rows, slots: Tensor) -> Tensor:
         weights = {"conv_weight": self.weight, "conv_bias": self.bias, **self.gates()}
         pools = {"conv_pool": pool.tensors["conv"], "state_pool": pool.tensors["state"], "state_indices": slots}
+        pools |= self.states(pool)
         out = gdn_cuda.kda_decode_layer(raw, rows["a"], rows["b"], null_slot=self.null_slot, **weights, **pools)
         return out.view(-1, 1, self.Hv, self.dv)
 
@@ -198,8 +199,8 @@ class EightBitChannels(KimiDeltaAttention):
     """Pools of int8 and of fp32, between which requests move."""
 
     name = "kda, int8 and fp32 states"
-    operators = "`chunked_forward`, `fused_decode` with a gate for every channel, `convert_states`"
-    ops = Layer.ops
+    operators = "`chunked_forward`, `fused_decode` with a gate for every channel, `kda_decode_layer`, `convert_states`"
+    ops = (*Layer.ops, "layer")
     bounds, apart = EightBitStates.bounds, EightBitStates.apart
 
     def __init__(self, *sizes: Any) -> None:
