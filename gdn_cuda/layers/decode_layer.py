@@ -222,7 +222,7 @@ def gdn_decode_layer(
         for name, steps in (("step_conv", step_conv), ("step_states", step_states), ("step_slots", step_slots)):
             if steps is not None:
                 refuse(_NAME, name, "None with int8 states", type(steps).__name__)
-        require_tensors(_NAME, qkvz=qkvz, ba=ba)
+        require_tensors(_NAME, qkvz=qkvz, ba=ba, dt_bias=dt_bias)
         given: dict[str, Any] = {
             "conv_weight": conv_weight,
             "conv_bias": conv_bias,
