@@ -34,6 +34,12 @@ def decode(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) ->
 # ---- Pools of states, which have scales if they are int8
 
 
+def zero_states(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """(a pool of zeros, its scales)."""
+    pool = torch.zeros(sizes, dtype=dtype, device=device)
+    return pool, pool.new_zeros((*sizes[:-1], sizes[-1] // GROUP), dtype=torch.float32) if dtype == torch.int8 else None
+
+
 def read_states(pool: Tensor, scales: Tensor | None, slots: Tensor, active: Tensor, dtype: torch.dtype) -> Tensor:
     """(N, …): the states of the active sequences, zero for the others; those of codes in `dtype`."""
     states = gather_states(pool, slots, active)

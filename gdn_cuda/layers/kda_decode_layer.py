@@ -215,8 +215,8 @@ def kda_decode_layer(
 
 def by_operators(qkv: Tensor, a: Tensor, b: Tensor, **x: Any) -> Tensor:
     """The same by a sequence of causal_conv1d_update, fused_decode and rms_norm_gated, for any taps, dk, dv and dtypes."""
-    optional = ("conv_bias", "A_log", "dt_bias", "z", "norm_weight", "key_conv_pool", "value_conv_pool", "state_indices")
-    optional = (*optional, "state_scales")
+    optional = ["conv_bias", "A_log", "dt_bias", "z", "norm_weight", "key_conv_pool", "value_conv_pool", "state_indices"]
+    optional.append("state_scales")
     x = dict.fromkeys((*optional, "lower_bound", "null_slot", "scale")) | x | {"qkv": qkv, "a": a, "b": b}
     for name in (*_READ, *POOLS, "state_scales"):
         if not isinstance(x[name], (Tensor, type(None)) if name in optional else Tensor):

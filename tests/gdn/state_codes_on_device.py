@@ -427,6 +427,137 @@ def test_a_layers_step(tokens: int, separate: bool, device: Device, seed: int) -
     assert others_stay(after, {"state_pool": codes, "state_scales": scales}, [2, 4])
 
 
+# ---- recurrent_forward
+
+
+def recurrence(x: Call) -> Call:
+    """The call of recurrent_forward that computes what fused_decode does."""
+    slots, rates = x["state_indices"], x["A_log"].exp()
+    raw = torch.nn.functional.softplus(x["a"].float() + x["dt_bias"])
+    gate = -(rates[:, None] if raw.dim() == 4 else rates) * raw
+    found = {name: x[name] for name in ("query", "key", "value")} | {"beta": x["b"].float().sigmoid(), "gate": gate}
+    return found | {"state": x["state_pool"][slots], "state_scales": x["state_scales"][slots], "is_qk_norm": True}
+
+
+def literal_of(x: Call, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(output, the state after every token) of recurrent_forward in fp64."""
+    decay, dk = x["gate"].double().exp(), x["key"].shape[-1]
+    wide = decay if decay.dim() == 4 else decay[..., None].expand(*decay.shape, dk)
+    start = read(x["state"], x["state_scales"]) if start is None else start
+    return literal(*(x[name] for name in ("query", "key", "value", "beta")), wide, start, norm=True)
+
+
+def last_states(x: Call, to: torch.dtype | None) -> Call:
+    """Buffers for the last states, none or of a dtype."""
+    shape = (x["value"].shape[0], *x["value"].shape[2:], x["key"].shape[-1])
+    if to is None:
+        return {}
+    if to == torch.int8:
+        return {"final_state": torch.full(shape, 7, dtype=to), "final_scales": torch.full((*shape[:-1], shape[-1] // 32), 7.0)}
+    return {"final_state": torch.full(shape, torch.nan, dtype=to)}
+
+
+def recur(device: Device, x: Call, *kernels: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(output, new state, its scales) on the CPU."""
+    there = {name: moved(y, device) for name, y in x.items()}
+    with device.only(*kernels) if kernels else device.kernels():
+        output, last = gdn_cuda.recurrent_forward(**there)
+    assert "final_state" not in x or last is there["final_state"]
+    scales = there.get("final_scales")
+    return output.cpu(), last.cpu(), None if scales is None else scales.cpu()
+
+
+def is_last(states: Tensor, scales: Tensor | None, expected: Tensor) -> bool:
+    if scales is not None:
+        return is_rounded(states, scales, expected)
+    return rel_rms(states, expected) < {torch.float32: 1e-5, torch.bfloat16: 3.9e-3, torch.float16: 5e-4}[states.dtype]
+
+
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("tokens, kernel", [(1, "gdn/verify"), (3, "gdn/verify"), (18, "gdn/recurrent")])
+def test_the_recurrence(tokens: int, kernel: str, channels: bool, device: Device, rng: torch.Generator) -> None:
+    """From codes to codes without a workspace; to other states, and from these to codes."""
+    for dk in device.size((96,), (64, 96, 128)):
+        x = recurrence(drawn(rng, 3, tokens, dk=dk, channels=channels))
+        expected, states = literal_of(x)
+        for to in (torch.int8, None, torch.float32, torch.bfloat16):
+            kernels = ["gdn/decode" if channels and tokens == 1 else kernel] if to == torch.int8 else []
+            output, last, scales = recur(device, x | last_states(x, to), *kernels)
+            assert last.dtype == (to or torch.float32)
+            assert rel_rms(output, expected) < 3e-3 and is_last(last, scales, states[:, -1])
+        for dtype in (torch.float32, torch.bfloat16, None):
+            start = None if dtype is None else read(x["state"], x["state_scales"]).to(dtype)
+            exact = torch.zeros_like(states[:, 0]) if start is None else start.double()
+            expected_then, after = literal_of(x, exact)
+            given = x | last_states(x, torch.int8) | {"state": start, "state_scales": None}
+            output, last, scales = recur(device, given)
+            assert rel_rms(output, expected_then) < 3e-3 and is_last(last, scales, after[:, -1])
+
+
+def test_the_recurrence_has_the_bits_of_fused_decode(device: Device, rng: torch.Generator) -> None:
+    """With the same gates, which are the call's own: raw ones."""
+    for tokens in (1, 3):
+        x = drawn(rng, 3, tokens, dk=64)
+        output, after = decode(device, x)
+        raw = {"gate": x["a"], "beta": x["b"], "beta_is_logit": True, "A_log": x["A_log"], "dt_bias": x["dt_bias"]}
+        given = recurrence(x) | raw
+        mine, last, scales = recur(device, given | last_states(given, torch.int8))
+        slots = x["state_indices"]
+        assert torch.equal(mine, output) and torch.equal(last, after["state_pool"][slots])
+        assert scales is not None and torch.equal(scales, after["state_scales"][slots])
+
+
+def test_states_of_an_earlier_verify_as_codes(device: Device, rng: torch.Generator) -> None:
+    """New ones are fp32."""
+    x = recurrence(drawn(rng, 3, 4))
+    states = torch.randn(3, 5, *x["state"].shape[1:], generator=rng)
+    codes, scales = coded(states)
+    verify = {"inference_mode": gdn_cuda.InferenceMode.SPEC_VERIFY, "num_accepted_tokens": torch.tensor([3, 0, 5])}
+    expected, after = literal_of(x, read(codes, scales)[torch.arange(3), torch.tensor([2, 0, 4])])
+    output, found, _ = recur(device, x | {"state": codes, "state_scales": scales} | verify)
+    assert found.dtype == torch.float32 and rel_rms(output, expected) < 3e-3 and rel_rms(found, after) < 1e-5
+    expected, after = literal_of(x)
+    output, found, _ = recur(device, x | verify)
+    assert rel_rms(output, expected) < 3e-3 and rel_rms(found, after) < 1e-5
+
+
+def test_hostile_states_of_the_recurrence(device: Device, rng: torch.Generator) -> None:
+    """Scales of 0 and NaN, a state that is not read, a reset, a sequence without tokens, odd addresses, gaps, fp32 rows."""
+    x = recurrence(drawn(rng, 4, 3, dk=64))
+    x["state_scales"][0, 0, :4, 0], x["state_scales"][1], x["state_scales"][2] = 0, torch.nan, torch.nan
+    x["gate"][2, 0] = -torch.inf
+    start = read(x["state"], x["state_scales"])
+    start[1:3] = 0
+    x["has_initial_state"] = torch.tensor([True, False, True, True])
+    expected, states = literal_of(x | {"gate": x["gate"].clamp(min=-1e4)}, start)
+    for to in (torch.int8, None):
+        output, last, scales = recur(device, x | last_states(x, to))
+        assert rel_rms(output, expected) < 3e-3 and is_last(last, scales, states[:, -1])
+
+    packed = {name: torch.cat([x[name][n, :length] for n, length in enumerate((3, 3, 0, 2))])
+              for name in ("query", "key", "value", "beta", "gate")}  # fmt: skip
+    packed |= {"cu_seqlens": torch.tensor([0, 3, 6, 6, 8])}
+    x["state_scales"][2] = x["state_scales"][3]
+    start[2] = read(x["state"], x["state_scales"])[2]
+    for to in (torch.int8, None):
+        output, last, scales = recur(device, x | last_states(x, to) | packed)
+        assert rel_rms(output[6:], expected[3, :2]) < 3e-3
+        assert is_last(last[2:3], None if scales is None else scales[2:3], start[2:3])
+
+    memory = torch.zeros(4, x["state"][0].numel() + 3, dtype=torch.int8)
+    odd = memory[:, 3:].view(x["state"].shape).copy_(x["state"])
+    gaps = {name: torch.cat([x[name], x[name]], -1)[..., : x[name].shape[-1]] for name in ("query", "value")}
+    wide = {name: x[name].float() for name in ("query", "key", "value")}
+    x["gate"][2, 0] = -1.0
+    expected, states = literal_of(x, start)
+    for more in ({"state": odd}, gaps, wide):
+        for to in (torch.int8, torch.float16):
+            given = x | more
+            exact, after = literal_of(given, start)
+            output, last, scales = recur(device, given | last_states(x, to))
+            assert rel_rms(output, exact) < 3e-3 and is_last(last, scales, after[:, -1])
+
+
 # ---- chunked_forward
 
 
