@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..gdn.state_codes import zero_states
+from ..gdn.state_codes import require_scales, zero_states
 from ..layers import gdn_decode_layer, gdn_prefill_layer
 from ..layers.decode_layer import MOST_TOKENS, TAPS, by_operators
 from ..operators.composed import as_one_call
@@ -201,6 +201,7 @@ class GatedDeltaNet(nn.Module):
             out: Tensor = self.out_proj(layer(**self._arguments(x), **pools, **more))
             return out
 
+        require_scales("GatedDeltaNet", "state.scales", state.recurrent, state.scales)
         written = {f"state.{name}": pool for name, pool in state._asdict().items() if pool is not None}
         return as_one_call(function, "forward without a state", written, {"x": x}, run, self)
 

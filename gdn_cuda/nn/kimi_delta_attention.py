@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ..gdn.state_codes import zero_states
+from ..gdn.state_codes import require_scales, zero_states
 from ..layers.kda_decode_layer import TAPS, by_operators, kda_decode_layer
 from ..layers.kda_prefill_layer import kda_prefill_layer
 from ..operators.composed import as_one_call
@@ -224,6 +224,7 @@ class KimiDeltaAttention(nn.Module):
             out: Tensor = self.out_proj(layer(**arguments(), **pools, **more))
             return out.view(x.shape)
 
+        require_scales("KimiDeltaAttention", "state.scales", state.recurrent, state.scales)
         written = {f"state.{name}": pool for name, pool in state._asdict().items() if pool is not None}
         return as_one_call(function, "forward without a state", written, {"x": x}, run, self)
 
