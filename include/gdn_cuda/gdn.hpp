@@ -23,7 +23,7 @@ struct GDN_HOLDS_TENSORS RecurrentForward {
     GateBound bound = {};
     OptionalTensor has_initial_state = {};
     OptionalWritten final_state = {};
-    OptionalTensor state_scales = {};    // of an int8 state
+    OptionalTensor state_scales = {};   // of an int8 state
     OptionalWritten final_scales = {};  // of an int8 final_state
     Output out = {};
 

@@ -56,7 +56,7 @@ def test_conversions(dtype: torch.dtype, dk: int, device: Device, rng: torch.Gen
     states = torch.randn(3, 2, 40, dk, generator=rng).to(dtype)
     states[0, 0, 3], states[1, 1, 5, 3:] = 0, 0
     for given in (states, states.mT.contiguous().mT):
-        with device.only("gdn/move_states"):
+        with device.only("gdn/convert_rows", *["gdn/move_states"] * (given is not states)):
             codes, scales = gdn_cuda.convert_states(given.to(device.name), torch.int8)
             back, none = gdn_cuda.convert_states(codes, dtype, scales)
             assert scales is not None and none is None
@@ -72,7 +72,7 @@ def test_conversions(dtype: torch.dtype, dk: int, device: Device, rng: torch.Gen
 def test_ties_go_to_even(device: Device) -> None:
     states = torch.zeros(1, 1, 1, 32)
     states[..., :6] = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -3.5])
-    with device.only("gdn/move_states"):
+    with device.only("gdn/convert_rows"):
         codes, scales = gdn_cuda.convert_states(states.to(device.name), torch.int8)
     assert scales is not None and scales.item() == 1.0
     assert codes.flatten()[:6].tolist() == [127, 0, 2, 2, 0, -4]
@@ -86,7 +86,7 @@ def test_states_at_the_ends_of_fp32(device: Device) -> None:
     states = torch.zeros(1, 1, len(rows), 64)
     states[0, 0, :, :3] = torch.tensor(rows)
     states[..., 32:] = 3
-    with device.only("gdn/move_states"):
+    with device.only("gdn/convert_rows"):
         codes, scales = gdn_cuda.convert_states(states.to(device.name), torch.int8)
         back, _ = gdn_cuda.convert_states(codes, torch.float32, scales)
     assert scales is not None
@@ -109,7 +109,7 @@ def test_slots(coded_states: bool, to: torch.dtype, device: Device, rng: torch.G
     exact = read(*given) if given[1] is not None else states.double()
     there = [None if x is None else x.to(device.name) for x in given]
     read_slots = torch.tensor([4, -1, 0, 2, 5])
-    with device.only("gdn/move_states"):
+    with device.only("gdn/convert_rows"):
         found, scales = gdn_cuda.convert_states(there[0], to, there[1], state_indices=read_slots.to(device.name), null_slot=2)
     found, scales = found.cpu(), None if scales is None else scales.cpu()
     assert not found[[1, 3]].any()
@@ -124,7 +124,7 @@ def test_slots(coded_states: bool, to: torch.dtype, device: Device, rng: torch.G
     pool = coded(torch.randn(7, 2, 8, 64, generator=rng)) if to == torch.int8 else (torch.full((7, 2, 8, 64), 9.0), None)
     out = [None if x is None else x.to(device.name) for x in pool]
     written = torch.tensor([6, 0, -3, 1, 3], dtype=torch.int32)
-    with device.only("gdn/move_states"):
+    with device.only("gdn/convert_rows"):
         same, same_scales = gdn_cuda.convert_states(
             there[0],
             to,

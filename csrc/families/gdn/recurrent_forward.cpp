@@ -64,10 +64,8 @@ class WideStates {
         dense_ = contiguous_states(memory_of(*states_), sequences, DType::f32);
         if (args.initial.data != nullptr) {
             slots_ = new_tensor(x.out, {sequences.count}, ScalarType::Long);
-            const MoveStatesArgs gather{.call = call_,
-                                        .to = dense_,
-                                        .rows = sequences.count,
-                                        .dense_slots = static_cast<i64*>(memory_of(*slots_))};
+            const MoveStatesArgs gather{
+                .call = call_, .to = dense_, .rows = sequences.count, .dense_slots = static_cast<i64*>(memory_of(*slots_))};
             MoveStates::run(StatesMove::gather, gather, target_);
             args.initial = dense_;
             args.has_initial = nullptr;
@@ -100,12 +98,10 @@ Tensor run_recurrent(const RecurrentForward& x) {
     const DType type = prepared.state_type == DType::i8 ? DType::f32 : prepared.state_type;  // of new states
     const WideStates wide(prepared, x);
     if (x.inference_mode == InferenceMode::spec_verify) {
-        const Tensor states = sequences.packed()
-                                  ? new_states(x.out, {sequences.tokens}, sequences, type)
-                                  : new_states(x.out, {sequences.count, sequences.tokens}, sequences, type);
+        const Tensor states = sequences.packed() ? new_states(x.out, {sequences.tokens}, sequences, type)
+                                                 : new_states(x.out, {sequences.count, sequences.tokens}, sequences, type);
         args.step_index = sequences.packed() ? GdnCall::packed : GdnCall::by_sequence;
-        args.steps =
-            contiguous_states(memory_of(states), sequences, type, sequences.packed() ? 0 : sequences.tokens);
+        args.steps = contiguous_states(memory_of(states), sequences, type, sequences.packed() ? 0 : sequences.tokens);
         run_by_token(prepared, x.name);
         return states;
     }
