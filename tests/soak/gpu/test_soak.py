@@ -1,5 +1,5 @@
-"""The soak on a GPU, three short epochs or for GDN_SOAK_SECONDS, from the seed 0 or GDN_SOAK_SEED on: steps are graph replays, prompts
-are on another stream, and memory does not grow."""
+"""The soak on a GPU, three short epochs or for GDN_SOAK_SECONDS, from the seed 0 or GDN_SOAK_SEED on: steps are graph replays,
+prompts are on another stream, and memory does not grow."""
 
 from __future__ import annotations
 
