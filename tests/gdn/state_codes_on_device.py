@@ -72,7 +72,7 @@ def test_conversions(dtype: torch.dtype, dk: int, device: Device, rng: torch.Gen
 def test_ties_go_to_even(device: Device) -> None:
     states = torch.zeros(1, 1, 1, 32)
     states[..., :6] = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -3.5])
-    with device.only("gdn/convert_rows"):
+    with device.only("gdn/convert_rows", "gdn/move_states"):
         codes, scales = gdn_cuda.convert_states(states.to(device.name), torch.int8)
     assert scales is not None and scales.item() == 1.0
     assert codes.flatten()[:6].tolist() == [127, 0, 2, 2, 0, -4]
@@ -498,7 +498,7 @@ def test_the_recurrence_has_the_bits_of_fused_decode(device: Device, rng: torch.
     """With the same gates, which are the call's own: raw ones."""
     for tokens in (1, 3):
         x = drawn(rng, 3, tokens, dk=64)
-        output, after = decode(device, x)
+        output, after = decode(device, x, "gdn/decode", "gdn/verify")
         raw = {"gate": x["a"], "beta": x["b"], "beta_is_logit": True, "A_log": x["A_log"], "dt_bias": x["dt_bias"]}
         given = recurrence(x) | raw
         mine, last, scales = recur(device, given | last_states(given, torch.int8))
