@@ -57,7 +57,7 @@ def _reference(x: Any) -> Tensor:
     z = None if x.z is None else x.z.unflatten(-1, (heads, dim))
     step = {"state": x.state_pool, "x": rows, "dt": delta, "A": x.A, "B": B, "C": C, "D": x.D, "z": z, "dt_bias": None}
     step |= dict.fromkeys(
-        ("delta_a", "cu_seqlens", "num_accepted_tokens", "step_states", "step_slots", "parents", "write_indices")
+        ("delta_a", "cu_seqlens", "num_accepted_tokens", "step_states", "step_slots", "parents", "write_indices", "state_scales")
     )
     step |= {"state_batch_indices": x.state_indices, "null_slot": x.null_slot, "update_state": True}
     return advanced(SimpleNamespace(**step, dt_softplus=False, discretization="mamba")).flatten(-2)

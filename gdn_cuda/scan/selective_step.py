@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..gdn.state_codes import read_states, store_states
 from ..operators import operator, verify
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example
@@ -21,7 +22,6 @@ from ..operators.schema import refuse
 from ..operators.state_slots import (
     check_slots,
     check_width,
-    gather_states,
     is_slot,
     starting_slots,
     tokens_of,
@@ -172,7 +172,7 @@ def _reference(x: Any) -> Tensor:
     elif written.dim() == 2:
         check_width(_NAME, "state_batch_indices" if x.write_indices is None else "write_indices", lengths, written.shape[1])
     active = is_slot(slots, x.null_slot)
-    start = gather_states(pool, slots, active).to(values.A.dtype)
+    start = read_states(pool, x.state_scales, slots, active, values.A.dtype).to(values.A.dtype)
     if x.parents is not None:
         out = _tree(x, values, start, lengths, active)
     else:
@@ -203,7 +203,7 @@ def _store(x: Any, pool: Tensor, start: Tensor, states: Tensor, lengths: Tensor,
     last[has_tokens] = states[(lengths.cumsum(0) - 1)[has_tokens]]
     last = torch.where(has_tokens[:, None, None, None], last, start)
     kept = active & is_slot(written, x.null_slot)
-    pool[written[kept]] = last[kept].to(pool.dtype)
+    store_states(pool, x.state_scales, (written[kept],), last[kept])
 
 
 @operator(reference=_reference, out="x")
@@ -230,6 +230,7 @@ def selective_state_update(
     parents: Tensor | None = None,
     write_indices: Tensor | None = None,
     update_state: bool = True,
+    state_scales: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """One or several tokens of a selective scan, with states updated in place: the serving step. Returns the output.
@@ -241,7 +242,9 @@ def selective_state_update(
 
     Shapes:
         state: (B, dim, N), or with heads (B, heads, dim, N); fp32, bf16, fp16 or complex64, N from 1 to 256: each state
-          contiguous, any stride between them. With state_batch_indices B is the number of slots
+          contiguous, any stride between them. With state_batch_indices B is the number of slots. int8 (B, heads, dim, N), with
+          state_scales: one token of each sequence, N 64, 128 or 256, one value of A for all of them
+        state_scales: (B, heads, dim, N / 32), fp32, each state contiguous, if the states are int8 (`convert_states`); written too
         x, dt, z, delta_a, out: (B, dim) or (B, T, dim), with heads (B, heads, dim) or (B, T, heads, dim); fp32, bf16 or fp16,
           any strides; out as x. With heads dt and delta_a may be (B, heads) or (B, T, heads), one step per head. Packed, with
           cu_seqlens, the tokens of all sequences take the place of B
@@ -276,6 +279,10 @@ def selective_state_update(
     A, dt, dt_bias and D have one value per head in Mamba-2, as tensors without the other dimensions or expanded over them. If A
     is the same for all of N, Ā is computed once per row; for 64, 128 or 256 states by a kernel of its own.
 
+    An int8 state is scale · code, with a scale for every 32 contiguous columns of a row (`convert_states`). The call computes in
+    fp32, and rounds the state after the token to nearest with new scales: Mamba-2's step (A (heads,) or expanded, "mamba" or
+    "dirac") from and to slots, with `write_indices` and `update_state`, without the states of several tokens.
+
     Edge cases:
         A slot to read that is negative or equal to `null_slot` skips its sequence: zero output, no slot touched. A slot to
         write that is negative or equal to `null_slot` is not written.
@@ -285,6 +292,7 @@ def selective_state_update(
         sequence have the output 0.
         In a tree a token without a state, because its parent has none or is no earlier token, has an output of NaN, as in
         `fused_decode`; branches start from stored states, which were rounded.
+        An int8 state saturates where it is infinite, is 0 where its scale is 0, and a NaN of it spreads to its 32 columns alone.
         "rglru" ignores B, "s7" ignores A; both are real, and refuse delta_a.
         Ā = 0 does not erase an infinity or NaN in the state: 0·∞ is NaN. But with "mamba" and "dirac" it does where A has one
         value for all of N, as a tensor (heads,) or expanded: δ_A A below −104 is an exact reset, as in `ssd_scan`.

@@ -104,9 +104,10 @@ struct CodeSlice {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) clear(i);
     }
-    __device__ __forceinline__ float operator[](int i) const {
-        return scales[i / kVector] * code_of(bias_codes(word(i / kVector, i % kVector / 4)), i % 4);
+    __device__ __forceinline__ float code(int i) const {
+        return code_of(bias_codes(word(i / kVector, i % kVector / 4)), i % 4);
     }
+    __device__ __forceinline__ float operator[](int i) const { return scales[i / kVector] * code(i); }
     // Stores the row if `exists`; all lanes of the warp take part.
     __device__ __forceinline__ void store_if(bool exists, const CodedStates& row, int lane, int dk,
                                              const float (&s)[kLayout.per_lane]) {
