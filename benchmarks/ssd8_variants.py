@@ -20,16 +20,18 @@ def time(f, n=30):
         flush.zero_(); a=torch.cuda.Event(enable_timing=True); b=torch.cuda.Event(enable_timing=True)
         a.record(); graph.replay(); b.record(); b.synchronize(); ts.append(a.elapsed_time(b)*1e3)
     return sorted(ts)[len(ts)//2]
-variants=os.environ.get("VARIANTS","4,1,6 4,1,5 8,1,5 4,1,4 8,1,4 4,2,3 8,2,3 4,2,4").split()
-warm="--warm" in sys.argv
-for B in ((2,) if warm else (16,64,256)):
-    row=[f"B={B}"]
-    for st in (torch.bfloat16,torch.int8):
-        x=case(64 if warm else B,st)
-        for v in (variants if st==torch.int8 else [""]):
-            if v: os.environ["GDN_SSD8"]=v
-            f=lambda: gdn_cuda.selective_state_update(**x)
-            if warm: f(); torch.cuda.synchronize(); continue
-            row.append(f"{v or 'bf16'}: {time(f):.1f}")
-        del x; torch.cuda.empty_cache()
-    print("  ".join(row), flush=True)
+def main():
+    variants=os.environ.get("VARIANTS","4,1,6 4,1,5 8,1,5 4,1,4 8,1,4 4,2,3 8,2,3 4,2,4").split()
+    warm="--warm" in sys.argv
+    for B in ((64,) if warm else (16,64,256)):
+        row=[f"B={B}"]
+        for st in (torch.bfloat16,torch.int8):
+            x=case(B,st)
+            for v in (variants if st==torch.int8 else [""]):
+                if v: os.environ["GDN_SSD8"]=v
+                f=lambda: gdn_cuda.selective_state_update(**x)
+                if warm: f(); torch.cuda.synchronize(); continue
+                row.append(f"{v or 'bf16'}: {time(f):.1f}")
+            del x; torch.cuda.empty_cache()
+        print("  ".join(row), flush=True)
+if __name__=="__main__": main()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..gdn.state_codes import encode
 from ..operators.examples import Arguments, Case, call_operator, example, random
 from .gradients import ssd_scan_backward_operator
 from .replay import ssd_replay_buffers, ssd_replay_decode
@@ -45,6 +46,14 @@ def _example(B: int, T: int, seed: int) -> Arguments:
 def _example_packed(B: int, T: int, seed: int) -> Arguments:
     states = {"initial_state": random(3, 3, 64, 64, seed=seed + 8), "has_initial_state": torch.tensor([True, False, True])}
     return _drawn(1, 70, seed) | states | {"cu_seqlens": torch.tensor(_OFFSETS), "deterministic": True}
+
+
+@example(ssd_scan, "ssd_scan, int8 states")
+def _example_coded(B: int, T: int, seed: int) -> Arguments:
+    pool, scales = encode(random(B + 2, 3, 64, 64, seed=seed + 8))
+    slots = torch.arange(B).flip(0) + 1
+    slots[1:2] = -1
+    return _drawn(B, T, seed) | {"initial_state": pool, "state_scales": scales, "state_indices": slots}
 
 
 @example(ssd_scan, "ssd_scan, numbered sequences")

@@ -227,9 +227,9 @@ struct SelectiveStepDirect {
 };
 
 inline constexpr std::array kTiedVariants = {TiedStepConfig{DType::i8, 128, 4, 1, 5}, TiedStepConfig{DType::i8, 128, 8, 1, 5},
-                                            TiedStepConfig{DType::i8, 128, 4, 1, 4}, TiedStepConfig{DType::i8, 128, 8, 1, 4},
-                                            TiedStepConfig{DType::i8, 128, 4, 2, 3}, TiedStepConfig{DType::i8, 128, 8, 2, 3},
-                                            TiedStepConfig{DType::i8, 128, 4, 2, 4}};
+                                             TiedStepConfig{DType::i8, 128, 4, 1, 4}, TiedStepConfig{DType::i8, 128, 8, 1, 4},
+                                             TiedStepConfig{DType::i8, 128, 4, 2, 3}, TiedStepConfig{DType::i8, 128, 8, 2, 3},
+                                             TiedStepConfig{DType::i8, 128, 4, 2, 4}};
 inline constexpr std::array kTiedSteps = [] {
     std::array<TiedStepConfig, 12 + kTiedVariants.size()> all{};
     auto next = all.begin();

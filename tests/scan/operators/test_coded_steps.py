@@ -60,7 +60,9 @@ def test_only_a_token_of_mamba_2(seed: int) -> None:
     tokens = {name: torch.stack([x[name]] * 2, 1) for name in ("x", "dt", "z", "B", "C")}
     refuses("x", "one token of each sequence", x | tokens)
     one = {name: x[name][:, None] for name in tokens}
-    refuses("state_batch_indices", r"\(B,\), as state is int8", x | one | {"state_batch_indices": torch.tensor([[0], [1], [2]])})
+    refuses(
+        "state_batch_indices", r"\(B,\), as state is int8", x | one | {"state_batch_indices": torch.tensor([[0], [1], [2]])}
+    )
     verify = {"num_accepted_tokens": torch.ones(3, dtype=torch.int32)}
     refuses("num_accepted_tokens", "None, as state is int8", x | one | verify)
     steps = {"step_states": torch.zeros(3, 1, 4, 20, 64, dtype=torch.int8), "step_slots": torch.arange(3)}
