@@ -95,3 +95,34 @@ def test_slots_past_the_pool(seed: int) -> None:
     x = drawn(seed, batch=3)
     with pytest.raises(IndexError, match="selective_state_update: state_batch_indices: expected < 3, got 7"):
         gdn_cuda.selective_state_update(**x | {"state_batch_indices": torch.tensor([0, 7, 1])})
+
+
+# ---- Errors
+
+
+@pytest.mark.parametrize("silu, most", [(False, 4.0), (True, 5.0)])
+def test_error_over_1024_tokens_beside_bfloat16(silu: bool, most: float, seed: int) -> None:
+    """In place at every token, with gates as a layer initialises them, in multiples of the error of bf16 states."""
+    rng = torch.Generator().manual_seed(seed)
+    T, heads, dim, N = 1024, 4, 8, 64
+    A = -torch.empty(heads).uniform_(1, 16, generator=rng)
+    steps = torch.exp(torch.empty(heads).uniform_(generator=rng) * 4.6 - 6.9)  # 0.001 to 0.1
+    bias = steps + torch.log(-torch.expm1(-steps))
+    dt, x = torch.randn(T, 1, heads, generator=rng), torch.randn(T, 1, heads, dim, generator=rng)
+    B, C = (torch.randn(T, 1, heads, N, generator=rng) for _ in "BC")
+    if silu:
+        B, C = torch.nn.functional.silu(B), torch.nn.functional.silu(C)
+    state, exact = torch.zeros(heads, dim, N, dtype=torch.float64), []
+    for t in range(T):
+        d = torch.nn.functional.softplus(dt[t, 0] + bias).double()[:, None, None]
+        state = torch.exp(d * A.double()[:, None, None]) * state + d * x[t, 0].double()[..., None] * B[t, 0].double()[:, None]
+        exact.append((state * C[t, 0].double()[:, None]).sum(-1))
+    wanted, errors, options = torch.stack(exact), {}, {"dt_bias": bias, "dt_softplus": True}
+    for dtype in (torch.bfloat16, torch.int8):
+        pool, scales = gdn_cuda.convert_states(torch.zeros(1, heads, dim, N), dtype)
+        tokens = [
+            gdn_cuda.selective_state_update(pool, x[t], dt[t], A, B[t], C[t], state_scales=scales, **options)[0].double()
+            for t in range(T)
+        ]
+        errors[dtype] = float((torch.stack(tokens) - wanted)[T // 2 :].norm() / wanted[T // 2 :].norm())
+    assert 0 < errors[torch.int8] < most * errors[torch.bfloat16], errors
