@@ -1,9 +1,12 @@
 """Temporary: mamba2_decode_layer on int8 states."""
+
 import sys, torch, gdn_cuda
+
 sys.argv = sys.argv[:1]
 sys.path.insert(0, "benchmarks")
 from ssd8_variants import time
 from gdn_cuda.layers.mamba2_decode_layer import layer_work
+
 for H, G in ((128, 8), (128, 1)):
     for B in (16, 64, 256):
         row = [f"layer {H}x64 G={G} B={B}"]

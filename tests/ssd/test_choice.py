@@ -31,7 +31,12 @@ def test_the_device_decides(name: str) -> None:
 
     def kernels(device: str) -> set[str]:
         steps = explained(case.function, device=device, **case.make(2, 70, 0)).steps
-        return {step["kernel"] for step in steps} - {"ssd/steps", "ssd/checkpoints", "gdn/move_states", "common/uncovered_zeros"}
+        return {step["kernel"] for step in steps} - {
+            "ssd/steps",
+            "ssd/checkpoints",
+            "gdn/move_states",
+            "common/uncovered_zeros",
+        }
 
     assert kernels("h200") == {"ssd/prefill"}
     assert kernels("a100") == kernels("l40s") == kernels("sm_120") == {"ssd/prefill_mma"}
