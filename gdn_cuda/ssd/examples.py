@@ -48,6 +48,14 @@ def _example_packed(B: int, T: int, seed: int) -> Arguments:
     return _drawn(1, 70, seed) | states | {"cu_seqlens": torch.tensor(_OFFSETS), "deterministic": True}
 
 
+@example(ssd_scan, "ssd_scan, int8 states")
+def _example_coded(B: int, T: int, seed: int) -> Arguments:
+    pool, scales = encode(random(B + 2, 3, 64, 64, seed=seed + 8))
+    slots = torch.arange(B).flip(0) + 1
+    slots[1:2] = -1
+    return _drawn(B, T, seed) | {"initial_state": pool, "state_scales": scales, "state_indices": slots}
+
+
 @example(ssd_scan, "ssd_scan, numbered sequences")
 def _example_numbered(B: int, T: int, seed: int) -> Arguments:
     numbers = torch.arange(T).div(7, rounding_mode="floor").int() + torch.arange(B)[:, None].int()

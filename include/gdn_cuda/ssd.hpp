@@ -37,6 +37,7 @@ struct GDN_HOLDS_TENSORS SsdScan {
     // write_indices alone last_state is one, written there.
     OptionalTensor state_indices = {}, write_indices = {};
     bool update_state = true;
+    OptionalWritten state_scales = {};  // for an int8 pool: (slots, H, P, N / 32) fp32
 
     GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, seq_idx, has_initial_state, dt_softplus, dt_lowest,
                dt_highest, deterministic)
