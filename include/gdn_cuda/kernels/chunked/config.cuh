@@ -1,6 +1,7 @@
 // Configuration of a chunked kernel on Hopper: its roles, their registers, and the constants that host and device agree on.
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/card.cuh>
 #include <gdn_cuda/kernels/chunked/chunk.cuh>
 #include <gdn_cuda/kernels/hopper/warpgroup.cuh>
 
@@ -54,6 +55,9 @@ struct ChunkedConfig {
     GDN_HOST_DEVICE constexpr int row_stages() const { return stages - 1; }
     // What is formed of chunks comes later than what is loaded, so one slot fewer keeps up.
     GDN_HOST_DEVICE constexpr int slots() const { return is_wide() ? 1 : stages - 1; }
+
+    // (I + A)^-1 by fp16 products (chunked/half_inverse.cuh). Not for the backward, which divides by betas however small. CARD
+    GDN_HOST_DEVICE constexpr bool inverts_in_half() const { return !is_wide() && !trains && !card(kCardBase); }
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }

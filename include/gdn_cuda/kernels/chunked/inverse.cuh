@@ -1,21 +1,22 @@
-// The inverse role: T = (I + A)^-1 diag(beta) of a chunk, by substitution within 16 x 16 blocks and products of blocks (tf32).
-// k k^T is the warpgroup's wgmma. A warp stores 16 of its rows as blocks of -A, inverts the block on the diagonal, and after
-// one barrier computes a column of blocks of T from the diagonal downwards.
+// The inverse role: T = (I + A)^-1 diag(beta) of a chunk, by substitution within 16 x 16 blocks and products of blocks (fp16,
+// or tf32 where entries may be beyond it). k k^T is the warpgroup's wgmma. A warp stores 16 of its rows as blocks of A, inverts
+// the block on the diagonal, and after one barrier computes a column of blocks of T from the diagonal downwards.
 //
 // It is the busiest role: instructions added here lengthen every chunk.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/factors.cuh>
+#include <gdn_cuda/kernels/chunked/half_inverse.cuh>
 #include <gdn_cuda/kernels/chunked/persistent.cuh>
 #include <gdn_cuda/kernels/chunked/token_products.cuh>
-#include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
 
 namespace gdn_cuda::gdn {
 
 template <ChunkedConfig kConfig, bool kStrided = false>
-struct InverseRole : TriangleInverse {
+struct InverseRole : HalfInverse {
     using Plan = ChunkedPlan<kConfig>;
     using Factors = typename Plan::Factors;
+    static constexpr bool kHalf = kConfig.inverts_in_half();
 
     Plan& shared;
     const ChunkedArgs& args;
@@ -25,10 +26,12 @@ struct InverseRole : TriangleInverse {
     __device__ __forceinline__ int index() const {  // among the inverse warpgroups
         return kConfig.inverse_groups == 1 ? 0 : group - 1;
     }
+    __device__ __forceinline__ HalfBlocks& half_blocks() const { return shared.inverse[index()].half; }
     __device__ __forceinline__ TriangleBlock* blocks() const { return shared.inverse[index()].blocks; }
 
-    // With norms: the diagonal of k k^T has their squares. Four lanes hold a row; one of them has its diagonal element.
-    __device__ __forceinline__ void compute_key_exponents(const float (&products)[32], Factors& factors) const {
+    // With norms: the diagonal of k k^T has their squares. Four lanes hold a row; one of them has its diagonal element. Returns
+    // whether fp16 holds products of these keys, normalised.
+    __device__ __forceinline__ bool compute_key_exponents(const float (&products)[32], Factors& factors) const {
         // By selections alone: ptxas serialises wgmmas whose accumulators are read after a branch.
         float squares[2] = {};
 #pragma unroll
@@ -36,14 +39,20 @@ struct InverseRole : TriangleInverse {
             const float x = opaque(g % 2 == 0 ? products[i / 2 * 8 + i % 2 * 6] : products[i / 2 * 8 + i % 2 * 6 + 1]);
             if (i / 2 == warp) squares[i % 2] = x;
         }
-        if (t != g / 2) return;
+        if (t != g / 2) return true;
+        bool within = true;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int token = 16 * warp + g + 8 * i;
             const float log_norm = log_inverse_norm(squares[i]);
-            store_key_exponents(factors, token, log_norm);
+            store_key_exponents<kHalf>(factors, token, log_norm);
             factors.key_scale[token] = log_norm;  // scores replaces it by the scale
+            if constexpr (kHalf) {
+                const float norm = factors.key_row[token] = exp2_fast(log_norm);
+                within &= is_within(squares[i] * norm * norm);
+            }
         }
+        return within;
     }
 
     // This warp's row of blocks of -A; off-diagonal blocks rounded to tf32.
@@ -80,29 +89,113 @@ struct InverseRole : TriangleInverse {
         }
         stmatrix_x4_trans(to, residual[0], residual[1], residual[2], residual[3]);
     }
-    // Returns whether an entry is beyond kCancelThreshold.
-    __device__ __forceinline__ bool store_column(const Factors& factors, typename Plan::Matrices& matrices) {
-        const unsigned to = matrix_row(matrices.inverse) + warp * kMnMajorStep;
-        unsigned largest = 0;
-        for_each_block_below(blocks(), factors.beta, [&](const Transposed& x, int below) {
+    // This warp's row of blocks of -A where entries may be beyond fp16: from the keys, by warp MMAs, where registers are too few
+    // to keep the products. row: factors of rows.
+    __device__ __forceinline__ void store_blocks_again(const SwizzledTile* keys, const Factors& factors) {
+        TriangleBlock* own = row_of_blocks(blocks(), warp);
+        const auto left = VectorOfLane::straight(lane), right = VectorOfLane::crossed(lane);
+        const bool norms = args.call.qk_norm;
+        const auto norm = [&](int token) { return norms ? factors.key_row[token] : 1.f; };
+#pragma unroll 1
+        for (int column = 0; column <= warp; ++column) {
+            float sums[2][4] = {};
+#pragma unroll 1
+            for (int step = 0; step < kConfig.head_k / 16; ++step) {
+                const SwizzledTile& tile = keys[step / 4];
+                unsigned a[4], b[4];
+                ldmatrix_x4(a, row_vector(tile_row(tile.bytes, 16 * warp + left.row), 2 * (step % 4) + left.vector));
+                ldmatrix_x4(b, row_vector(tile_row(tile.bytes, 16 * column + right.row), 2 * (step % 4) + right.vector));
+                mma_m16n8k16<kConfig.io>(sums[0], a, b[0], b[1]);
+                mma_m16n8k16<kConfig.io>(sums[1], a, b[2], b[3]);
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int row = g + i % 4 / 2 * 8, at = i / 4 * 8 + 2 * t + i % 2, from = 16 * column + at;
+                store_entry(own[column], row, at, sums[i / 4][i % 4] * norm(from), norm(16 * warp + row), factors, column);
+            }
+        }
+    }
+    // The same from products that have been multiplied by the norms of columns.
+    __device__ __forceinline__ void store_blocks_again(const float (&products)[32], const Factors& factors) {
+        TriangleBlock* own = row_of_blocks(blocks(), warp);
+        const bool norms = args.call.qk_norm;
+#pragma unroll
+        for (int column = 0; column < 4; ++column) {
+            if (column > warp) break;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int row = g + i % 4 / 2 * 8, at = i / 4 * 8 + 2 * t + i % 2;
+                store_entry(own[column], row, at, products[8 * column + i],
+                            norms ? factors.key_row[16 * warp + row] : 1.f, factors, column);
+            }
+        }
+    }
+    __device__ __forceinline__ void store_entry(TriangleBlock& block, int row, int at, float x, float norm, const Factors& factors,
+                                                int column) const {
+        const int token = 16 * warp + row;
+        x *= -factors.beta[token] * norm * exp2_fast(factors.gate[token] - factors.gate[16 * column + at]);
+        block.values[TriangleBlock::at(row, at)] = __uint_as_float(__float_as_uint(x) + (column < warp ? kToTf32 : 0));
+    }
+
+    // Stores blocks of T of this warp's column, and finds the largest of their off-diagonal entries.
+    struct ColumnStore {
+        const InverseRole& role;
+        typename Plan::Matrices& matrices;
+        unsigned to, largest = 0;
+
+        __device__ __forceinline__ ColumnStore(const InverseRole& role, typename Plan::Matrices& matrices)
+            : role(role), matrices(matrices), to(role.matrix_row(matrices.inverse) + role.warp * kMnMajorStep) {}
+        __device__ __forceinline__ void operator()(const Transposed& x, int below) {
             unsigned rounded[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 rounded[i] = pack<kConfig.io>(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
-                largest = larger<kConfig.io>(largest, below == 0 && i % 3 == 0 ? rounded[i] & off_diagonal() : rounded[i]);
+                largest =
+                    larger<kConfig.io>(largest, below == 0 && i % 3 == 0 ? rounded[i] & role.off_diagonal() : rounded[i]);
             }
             stmatrix_x4_trans(to + below * kMnMajorStep, rounded[0], rounded[1], rounded[2], rounded[3]);
             if constexpr (kConfig.trains)
-                store_block_residual(matrix_row(matrices.inverse_residual) + (warp + below) * kMnMajorStep, x);
-        });
-        const float2 both = unpack<kConfig.io>(largest);
-        return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
-    }
+                store_block_residual(role.matrix_row(matrices.inverse_residual) + (role.warp + below) * kMnMajorStep, x);
+        }
+        // Whether an entry is beyond kCancelThreshold.
+        __device__ __forceinline__ bool cancels() const {
+            const float2 both = unpack<kConfig.io>(largest);
+            return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
+        }
+    };
     // The rounding residual of the column; rarely needed, so recomputed. In training store_column has stored it.
-    __device__ __forceinline__ void store_residual(const Factors& factors, SwizzledTile& inverse_residual) {
+    template <class ForEach>
+    __device__ __forceinline__ void store_residual(SwizzledTile& inverse_residual, ForEach&& for_each) {
         const unsigned to = matrix_row(inverse_residual) + warp * kMnMajorStep;
-        for_each_block_below(blocks(), factors.beta,
-                             [&](const Transposed& x, int below) { store_block_residual(to + below * kMnMajorStep, x); });
+        for_each([&](const Transposed& x, int below) { store_block_residual(to + below * kMnMajorStep, x); });
+    }
+    // By tf32, once blocks of -A have been stored. matrices_empty: waits until T may be replaced.
+    template <class Wait>
+    __device__ __forceinline__ bool store_tf32_column(const Factors& factors, typename Plan::Matrices& matrices,
+                                                      Wait&& matrices_empty) {
+        __syncwarp();
+        invert_diagonal(blocks());
+        warpgroup_sync();
+        matrices_empty();
+        const auto for_each = [&](auto&& visit) { for_each_block_below(blocks(), factors.beta, visit); };
+        ColumnStore store(*this, matrices);
+        for_each(store);
+        const bool cancels = store.cancels();
+        if (!kConfig.trains && cancels) [[unlikely]] {
+            find_lane();
+            store_residual(matrices.inverse_residual, for_each);
+        }
+        return cancels;
+    }
+    // T's rounding residual, from fp16 blocks that have been inverted.
+    __device__ __forceinline__ void store_half_residual(const Factors& factors, SwizzledTile& inverse_residual) {
+        find_lane();
+        HalfOperand diagonal;
+        load_half_diagonal(diagonal, half_blocks());
+        store_residual(inverse_residual, [&](auto&& visit) {
+            visit_half_diagonal(diagonal, factors.beta, factors.gate, visit);
+            for_each_half_block_below(half_blocks(), diagonal, factors.beta, factors.gate, visit);
+        });
     }
 
     __device__ __forceinline__ void run() {
@@ -146,34 +239,86 @@ struct InverseRole : TriangleInverse {
             NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
         }
         float products[32];
-        start_token_products<kConfig>(products, stage.key, stage.key);
-        cute::warpgroup_wait<0>();
-        warpgroup_fence_operand(products);
-        if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
-        if (args.call.qk_norm) {
-            compute_key_exponents(products, factors);
-            barrier(shared.exponents_full[current.index]).arrive();
-        }
-        barrier(shared.exponents_full[current.index]).wait(current.parity);
-        decay(products, *this, factors.key_row, factors.column);  // |A|, up to the sign of the product
-        // The other warps have read the previous chunk's blocks.
-        barrier(shared.scratch_empty[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
-        store_blocks(products, factors.beta);
-        __syncwarp();
-        invert_diagonal(blocks());
-        warpgroup_sync();
-        if constexpr (kConfig.is_wide()) {
-            barrier(shared.inverse_empty).wait(static_cast<unsigned>(chunk) & 1 ^ 1);
+        if constexpr (card(kCardNoGram)) {
+#pragma unroll
+            for (float& x : products) x = 1e-3f * lane;
         } else {
-            const PipelineStage<kConfig.stages> next(opaque(chunk + 1));
-            barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
+            start_token_products<kConfig>(products, stage.key, stage.key);
+            cute::warpgroup_wait<0>();
+            warpgroup_fence_operand(products);
         }
+        if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
         const int slot = chunk % kConfig.slots();
         auto& matrices = shared.matrices[slot];
-        const bool cancels = store_column(factors, matrices);
-        if (!kConfig.trains && cancels) [[unlikely]] {
-            find_lane();
-            store_residual(factors, matrices.inverse_residual);
+        const auto wait_for_scratch = [&] {  // the other warps have read the previous chunk's blocks
+            barrier(shared.scratch_empty[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
+        };
+        const auto wait_for_matrices = [&] {
+            if constexpr (kConfig.is_wide()) {
+                barrier(shared.inverse_empty).wait(static_cast<unsigned>(chunk) & 1 ^ 1);
+            } else {
+                const PipelineStage<kConfig.stages> next(opaque(chunk + 1));
+                barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
+            }
+        };
+        bool cancels;
+        if constexpr (kHalf) {
+            float row[2] = {factors.beta[16 * warp + g], factors.beta[16 * warp + g + 8]};
+            bool within = row[0] >= 0.f & row[1] >= 0.f & row[0] <= kLargestBeta & row[1] <= kLargestBeta;
+            const bool norms = args.call.qk_norm;
+            if (norms) {
+                within &= compute_key_exponents(products, factors);
+                barrier(shared.exponents_full[current.index]).arrive();
+                barrier(shared.exponents_full[current.index]).wait(current.parity);
+#pragma unroll
+                for (int n = 0; n < 8; ++n) {
+                    if (n / 2 > warp) break;
+                    const float2 norm = pair_at(&factors.key_row[8 * n + 2 * t]);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) products[4 * n + i] *= i % 2 == 0 ? norm.x : norm.y;
+                }
+#pragma unroll
+                for (int i = 0; i < 2; ++i) row[i] *= factors.key_row[16 * warp + g + 8 * i];
+            }
+            wait_for_scratch();
+            unsigned below = 0;
+            within &= norms | store_half_blocks(below, half_blocks(), products, row);
+            __syncwarp();
+            HalfOperand diagonal = {below, 0, below, below};
+            if constexpr (!card(kCardNoDiagonal)) invert_half_diagonal(diagonal, half_blocks(), below);
+            ColumnStore store(*this, matrices);
+            if constexpr (card(kCardEarly)) {
+                wait_for_matrices();
+                visit_half_diagonal(diagonal, factors.beta, factors.gate, store);
+            }
+            const bool beyond = any_of_warpgroup(!(within | card(kCardNoGram)));
+            if constexpr (!card(kCardEarly)) wait_for_matrices();
+            if (beyond) [[unlikely]] {
+                find_lane();
+                if constexpr (kStrided)  // the keys may have been replaced
+                    store_blocks_again(products, factors);
+                else
+                    store_blocks_again(stage.key, factors);
+                cancels = store_tf32_column(factors, matrices, [] {});
+            } else {
+                if constexpr (!card(kCardEarly)) {
+                        visit_half_diagonal(diagonal, factors.beta, factors.gate, store);
+                }
+                for_each_half_block_below(half_blocks(), diagonal, factors.beta, factors.gate, store);
+                cancels = store.cancels();
+                if (cancels) [[unlikely]]
+                    store_half_residual(factors, matrices.inverse_residual);
+            }
+        } else {
+            if (args.call.qk_norm) {
+                compute_key_exponents(products, factors);
+                barrier(shared.exponents_full[current.index]).arrive();
+            }
+            barrier(shared.exponents_full[current.index]).wait(current.parity);
+            decay(products, *this, factors.key_row, factors.column);  // |A|, up to the sign of the product
+            wait_for_scratch();
+            store_blocks(products, factors.beta);
+            cancels = store_tf32_column(factors, matrices, wait_for_matrices);
         }
         if (lane == 0) shared.cancels[slot].column[warp] = cancels;
         barrier(shared.scratch_empty[index()]).arrive();

@@ -129,7 +129,7 @@ struct ScoresRole : Lane {
     __device__ __forceinline__ void compute_factors(typename Plan::Factors& factors) const {
         const int token = thread % kChunk;
         if (thread < kChunk)
-            store_key_exponents(factors, token, 0.f);
+            store_key_exponents<kConfig.inverts_in_half()>(factors, token, 0.f);
         else
             store_query_factors(factors, token, 0.f, args.call.scale);
     }
@@ -194,11 +194,15 @@ struct ScoresRole : Lane {
             if (kStrided && chunk > 0) load_behind(chunk - 1);
             if (tokens_of<kConfig, kStrided>(shared, chunk, current.index) < kChunk) [[unlikely]]
                 NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
+            if (card(kCardFirst) && !args.call.qk_norm) {
+                compute_factors(factors);
+                barrier(shared.exponents_full[current.index]).arrive();
+            }
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);
             if (args.call.qk_norm) {
                 compute_query_factors(stage.query, factors);
-            } else {
+            } else if (!card(kCardFirst)) {
                 compute_factors(factors);
                 barrier(shared.exponents_full[current.index]).arrive();
             }
