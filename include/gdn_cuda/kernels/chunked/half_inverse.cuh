@@ -25,14 +25,19 @@ struct HalfInverse : TriangleInverse {
         return (square >= kLeastSquare | square == 0.f) & square <= kLargestSquare;
     }
 
+    __device__ __forceinline__ bool betas_are_within(const float (&betas)[kChunk]) const {
+        const float2 own = betas_of(betas, warp);
+        return own.x >= 0.f & own.y >= 0.f & own.x <= kLargestBeta & own.y <= kLargestBeta;
+    }
+
     using HalfOperand = unsigned[4];  // a block of N, transposed, as a left operand
 
     __device__ __forceinline__ static int half_block(int row, int column) { return row * (row + 1) / 2 + column; }
 
-    // Stores this warp's row of blocks of A', whose rows are products times `row`. below: the lower left quarter of the block
+    // Stores this warp's row of blocks of A', products of keys times the rows' betas. below: the lower left quarter of the block
     // on the diagonal, packed. Returns whether the products on the diagonal are within the bounds.
     __device__ __forceinline__ bool store_half_blocks(unsigned& below, HalfBlocks& scratch, const float (&products)[32],
-                                                      const float (&row)[2]) const {
+                                                      float2 betas) const {
         const unsigned to = shared_address(&scratch.blocks[half_block(warp, 0)]) + HalfBlock::vector(lane % 16, lane / 16);
         float* const diagonal = scratch.diagonal[warp] + 8 * g + 2 * t;
         bool within = true;
@@ -47,7 +52,7 @@ struct HalfInverse : TriangleInverse {
                 within = t != g / 2 | (is_within(g % 2 == 0 ? x[0] : x[1]) & is_within(g % 2 == 0 ? x[6] : x[7]));
             }
 #pragma unroll
-            for (int i = 0; i < 8; ++i) x[i] *= row[i / 2 % 2];
+            for (int i = 0; i < 8; ++i) x[i] *= i / 2 % 2 == 0 ? betas.x : betas.y;
             if (column == warp) {
                 *reinterpret_cast<float2*>(diagonal) = {x[0], x[1]};
                 *reinterpret_cast<float2*>(diagonal + HalfBlocks::kEighth) = {x[6], x[7]};

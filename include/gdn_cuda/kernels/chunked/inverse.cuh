@@ -29,9 +29,8 @@ struct InverseRole : HalfInverse {
     __device__ __forceinline__ HalfBlocks& half_blocks() const { return shared.inverse[index()].half; }
     __device__ __forceinline__ TriangleBlock* blocks() const { return shared.inverse[index()].blocks; }
 
-    // With norms: the diagonal of k k^T has their squares. Four lanes hold a row; one of them has its diagonal element. Returns
-    // whether fp16 holds products of these keys, normalised.
-    __device__ __forceinline__ bool compute_key_exponents(const float (&products)[32], Factors& factors) const {
+    // With norms: the diagonal of k k^T has their squares. Four lanes hold a row; one of them has its diagonal element.
+    __device__ __forceinline__ void compute_key_exponents(const float (&products)[32], Factors& factors) const {
         // By selections alone: ptxas serialises wgmmas whose accumulators are read after a branch.
         float squares[2] = {};
 #pragma unroll
@@ -39,20 +38,27 @@ struct InverseRole : HalfInverse {
             const float x = opaque(g % 2 == 0 ? products[i / 2 * 8 + i % 2 * 6] : products[i / 2 * 8 + i % 2 * 6 + 1]);
             if (i / 2 == warp) squares[i % 2] = x;
         }
-        if (t != g / 2) return true;
-        bool within = true;
+        if (t != g / 2) return;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int token = 16 * warp + g + 8 * i;
             const float log_norm = log_inverse_norm(squares[i]);
             store_key_exponents<kHalf>(factors, token, log_norm);
             factors.key_scale[token] = log_norm;  // scores replaces it by the scale
-            if constexpr (kHalf) {
-                const float norm = factors.key_row[token] = exp2_fast(log_norm);
-                within &= is_within(squares[i] * norm * norm);
-            }
+            if constexpr (kHalf) factors.key_row[token] = exp2_fast(log_norm);
         }
-        return within;
+    }
+
+    // Products of keys times their inverse norms.
+    __device__ __forceinline__ void normalize(float (&products)[32], const float (&norms)[kChunk]) const {
+        const float row[2] = {norms[16 * warp + g], norms[16 * warp + g + 8]};
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            if (n / 2 > warp) break;
+            const float2 column = pair_at(&norms[8 * n + 2 * t]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) products[4 * n + i] *= row[i / 2] * (i % 2 == 0 ? column.x : column.y);
+        }
     }
 
     // This warp's row of blocks of -A; off-diagonal blocks rounded to tf32.
@@ -111,29 +117,27 @@ struct InverseRole : HalfInverse {
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const int row = g + i % 4 / 2 * 8, at = i / 4 * 8 + 2 * t + i % 2, from = 16 * column + at;
-                store_entry(own[column], row, at, sums[i / 4][i % 4] * norm(from), norm(16 * warp + row), factors, column);
+                store_entry(own[column], row, at, sums[i / 4][i % 4] * norm(from) * norm(16 * warp + row), factors, column);
             }
         }
     }
-    // The same from products that have been multiplied by the norms of columns.
+    // The same from the products, normalised.
     __device__ __forceinline__ void store_blocks_again(const float (&products)[32], const Factors& factors) {
         TriangleBlock* own = row_of_blocks(blocks(), warp);
-        const bool norms = args.call.qk_norm;
 #pragma unroll
         for (int column = 0; column < 4; ++column) {
             if (column > warp) break;
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const int row = g + i % 4 / 2 * 8, at = i / 4 * 8 + 2 * t + i % 2;
-                store_entry(own[column], row, at, products[8 * column + i],
-                            norms ? factors.key_row[16 * warp + row] : 1.f, factors, column);
+                store_entry(own[column], row, at, products[8 * column + i], factors, column);
             }
         }
     }
-    __device__ __forceinline__ void store_entry(TriangleBlock& block, int row, int at, float x, float norm, const Factors& factors,
+    __device__ __forceinline__ void store_entry(TriangleBlock& block, int row, int at, float x, const Factors& factors,
                                                 int column) const {
         const int token = 16 * warp + row;
-        x *= -factors.beta[token] * norm * exp2_fast(factors.gate[token] - factors.gate[16 * column + at]);
+        x *= -factors.beta[token] * exp2_fast(factors.gate[token] - factors.gate[16 * column + at]);
         block.values[TriangleBlock::at(row, at)] = __uint_as_float(__float_as_uint(x) + (column < warp ? kToTf32 : 0));
     }
 
@@ -263,36 +267,25 @@ struct InverseRole : HalfInverse {
         };
         bool cancels;
         if constexpr (kHalf) {
-            float row[2] = {factors.beta[16 * warp + g], factors.beta[16 * warp + g + 8]};
-            bool within = row[0] >= 0.f & row[1] >= 0.f & row[0] <= kLargestBeta & row[1] <= kLargestBeta;
-            const bool norms = args.call.qk_norm;
-            if (norms) {
-                within &= compute_key_exponents(products, factors);
+            if (args.call.qk_norm) {
+                compute_key_exponents(products, factors);
                 barrier(shared.exponents_full[current.index]).arrive();
                 barrier(shared.exponents_full[current.index]).wait(current.parity);
-#pragma unroll
-                for (int n = 0; n < 8; ++n) {
-                    if (n / 2 > warp) break;
-                    const float2 norm = pair_at(&factors.key_row[8 * n + 2 * t]);
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) products[4 * n + i] *= i % 2 == 0 ? norm.x : norm.y;
-                }
-#pragma unroll
-                for (int i = 0; i < 2; ++i) row[i] *= factors.key_row[16 * warp + g + 8 * i];
+                normalize(products, factors.key_row);
             }
             wait_for_scratch();
             unsigned below = 0;
-            within &= norms | store_half_blocks(below, half_blocks(), products, row);
+            const bool within = store_half_blocks(below, half_blocks(), products, betas_of(factors.beta, warp));
             __syncwarp();
             HalfOperand diagonal = {below, 0, below, below};
             if constexpr (!card(kCardNoDiagonal)) invert_half_diagonal(diagonal, half_blocks(), below);
             ColumnStore store(*this, matrices);
-            if constexpr (card(kCardEarly)) {
+            if constexpr (card(kCardEarly) && !kConfig.is_wide()) {
                 wait_for_matrices();
                 visit_half_diagonal(diagonal, factors.beta, factors.gate, store);
             }
-            const bool beyond = any_of_warpgroup(!(within | card(kCardNoGram)));
-            if constexpr (!card(kCardEarly)) wait_for_matrices();
+            const bool beyond = any_of_warpgroup(!(within | card(kCardNoGram)) | !betas_are_within(factors.beta));
+            if constexpr (!card(kCardEarly) || kConfig.is_wide()) wait_for_matrices();
             if (beyond) [[unlikely]] {
                 find_lane();
                 if constexpr (kStrided)  // the keys may have been replaced
@@ -301,7 +294,7 @@ struct InverseRole : HalfInverse {
                     store_blocks_again(stage.key, factors);
                 cancels = store_tf32_column(factors, matrices, [] {});
             } else {
-                if constexpr (!card(kCardEarly)) {
+                if constexpr (!card(kCardEarly) || kConfig.is_wide()) {
                         visit_half_diagonal(diagonal, factors.beta, factors.gate, store);
                 }
                 for_each_half_block_below(half_blocks(), diagonal, factors.beta, factors.gate, store);
