@@ -3,7 +3,7 @@ import os
 import sys
 import time
 
-import torch
+import torch  # noqa
 
 import gdn_cuda
 from gdn_cuda.gdn.measure_prefill import PACKED_LENGTHS, Shape, prefill_work
