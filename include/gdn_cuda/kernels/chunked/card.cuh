@@ -15,5 +15,6 @@ constexpr int kCardNoGram = 32;  // wrong: no k k^T
 constexpr int kCardEarly = 64;  // decays and the block on the diagonal before the barrier
 constexpr int kCardWide = 128;  // fp16 for long keys too
 constexpr int kCardRegisters = 256;
+constexpr int kCardScales = 512;  // scales of keys with the exponents
 constexpr bool card(int bit) { return (CARD_VARIANT & bit) != 0; }
 }  // namespace gdn_cuda::gdn

@@ -128,9 +128,10 @@ struct ScoresRole : Lane {
     // Without norms. Half of the threads: the exponents of one key each; the others: the factors of one query.
     __device__ __forceinline__ void compute_factors(typename Plan::Factors& factors) const {
         const int token = thread % kChunk;
-        if (thread < kChunk)
+        if (thread < kChunk) {
             store_key_exponents<kConfig.inverts_in_half()>(factors, token, 0.f);
-        else
+            if (card(kCardScales)) store_key_scales(factors, token, 0.f);
+        } else
             store_query_factors(factors, token, 0.f, args.call.scale);
     }
     // With norms: the factors of queries, by two threads each; the inverse role has the exponents of keys.
@@ -215,7 +216,9 @@ struct ScoresRole : Lane {
             warpgroup_fence_operand(products);
             if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
             barrier(shared.exponents_full[current.index]).wait(current.parity);
-            if (thread < kChunk) store_key_scales(factors, thread, args.call.qk_norm ? factors.key_scale[thread] : 0.f);
+            if (card(kCardScales)) {
+                if (args.call.qk_norm && thread < kChunk) store_key_scales(factors, thread, factors.key_scale[thread]);
+            } else if (thread < kChunk) store_key_scales(factors, thread, args.call.qk_norm ? factors.key_scale[thread] : 0.f);
             if (kConfig.persistent || chunk >= shared.work.tokens.first_scores) {
                 decay(products, *this, factors.query_row, factors.column);
                 if constexpr (kConfig.chained)
