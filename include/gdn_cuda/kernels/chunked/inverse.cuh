@@ -95,33 +95,7 @@ struct InverseRole : HalfInverse {
         }
         stmatrix_x4_trans(to, residual[0], residual[1], residual[2], residual[3]);
     }
-    // This warp's row of blocks of -A where entries may be beyond fp16: from the keys, by warp MMAs, where registers are too few
-    // to keep the products. row: factors of rows.
-    __device__ __forceinline__ void store_blocks_again(const SwizzledTile* keys, const Factors& factors) {
-        TriangleBlock* own = row_of_blocks(blocks(), warp);
-        const auto left = VectorOfLane::straight(lane), right = VectorOfLane::crossed(lane);
-        const bool norms = args.call.qk_norm;
-        const auto norm = [&](int token) { return norms ? factors.key_row[token] : 1.f; };
-#pragma unroll 1
-        for (int column = 0; column <= warp; ++column) {
-            float sums[2][4] = {};
-#pragma unroll 1
-            for (int step = 0; step < kConfig.head_k / 16; ++step) {
-                const SwizzledTile& tile = keys[step / 4];
-                unsigned a[4], b[4];
-                ldmatrix_x4(a, row_vector(tile_row(tile.bytes, 16 * warp + left.row), 2 * (step % 4) + left.vector));
-                ldmatrix_x4(b, row_vector(tile_row(tile.bytes, 16 * column + right.row), 2 * (step % 4) + right.vector));
-                mma_m16n8k16<kConfig.io>(sums[0], a, b[0], b[1]);
-                mma_m16n8k16<kConfig.io>(sums[1], a, b[2], b[3]);
-            }
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const int row = g + i % 4 / 2 * 8, at = i / 4 * 8 + 2 * t + i % 2, from = 16 * column + at;
-                store_entry(own[column], row, at, sums[i / 4][i % 4] * norm(from) * norm(16 * warp + row), factors, column);
-            }
-        }
-    }
-    // The same from the products, normalised.
+    // This warp's row of blocks of -A where entries may be beyond fp16, from products of keys, normalised.
     __device__ __forceinline__ void store_blocks_again(const float (&products)[32], const Factors& factors) {
         TriangleBlock* own = row_of_blocks(blocks(), warp);
 #pragma unroll
@@ -288,10 +262,7 @@ struct InverseRole : HalfInverse {
             if constexpr (!card(kCardEarly) || kConfig.is_wide()) wait_for_matrices();
             if (beyond) [[unlikely]] {
                 find_lane();
-                if constexpr (kStrided)  // the keys may have been replaced
-                    store_blocks_again(products, factors);
-                else
-                    store_blocks_again(stage.key, factors);
+                store_blocks_again(products, factors);
                 cancels = store_tf32_column(factors, matrices, [] {});
             } else {
                 if constexpr (!card(kCardEarly) || kConfig.is_wide()) {
