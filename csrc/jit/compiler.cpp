@@ -61,7 +61,6 @@ std::vector<std::string> code_options(const KernelSource& source, const std::str
     std::vector<std::string> options = {"--gpu-architecture=" + arch, "--std=c++20", "-DNDEBUG"};
     if (source.few_registers) options.push_back("--ptxas-options=--register-usage-level=0");
     if (env().lineinfo) options.push_back("-lineinfo");
-    if (const char* variant = std::getenv("CARD_VARIANT")) options.push_back(std::string("-DCARD_VARIANT=") + variant);
     return options;
 }
 

@@ -1,7 +1,6 @@
 // Configuration of a chunked kernel on Hopper: its roles, their registers, and the constants that host and device agree on.
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/card.cuh>
 #include <gdn_cuda/kernels/chunked/chunk.cuh>
 #include <gdn_cuda/kernels/hopper/warpgroup.cuh>
 
@@ -56,8 +55,9 @@ struct ChunkedConfig {
     // What is formed of chunks comes later than what is loaded, so one slot fewer keeps up.
     GDN_HOST_DEVICE constexpr int slots() const { return is_wide() ? 1 : stages - 1; }
 
-    // (I + A)^-1 by fp16 products (chunked/half_inverse.cuh). Not for the backward, which divides by betas however small. CARD
-    GDN_HOST_DEVICE constexpr bool inverts_in_half() const { return (!is_wide() || card(kCardWide)) && !trains && !card(kCardBase); }
+    // (I + A)^-1 by fp16 products (chunked/half_inverse.cuh). Not for the backward, which divides by betas however small; with
+    // long keys tf32 is faster.
+    GDN_HOST_DEVICE constexpr bool inverts_in_half() const { return !is_wide() && !trains; }
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }
@@ -66,9 +66,9 @@ struct ChunkedConfig {
     GDN_HOST_DEVICE constexpr int key_tiles() const { return (head_k + kTileElements - 1) / kTileElements; }
     // setmaxnreg per role; value warpgroups hold the state and need the most registers, fewer for short keys.
     GDN_HOST_DEVICE constexpr int scores_registers() const { return value_groups == 2 && head_k == 128 ? 64 : 80; }
-    GDN_HOST_DEVICE constexpr int inverse_registers() const { return value_groups == 2 ? card(kCardRegisters) ? 80 : 64 : 112; }
+    GDN_HOST_DEVICE constexpr int inverse_registers() const { return value_groups == 2 ? 64 : 112; }
     GDN_HOST_DEVICE constexpr int value_registers() const {
-        return is_wide() ? 256 : value_groups == 1 ? 208 : head_k == 128 && !card(kCardRegisters) ? 192 : 184;
+        return is_wide() ? 256 : value_groups == 1 ? 208 : head_k == 128 ? 192 : 184;
     }
 };
 

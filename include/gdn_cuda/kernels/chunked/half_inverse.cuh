@@ -5,7 +5,8 @@
 // beta_i k_i.k_j has none; they are factors of the result, in fp32. Roundings are those of A and its inverse, relative to each
 // entry; and an entry that fp16 loses is below 6e-8 of the one on the diagonal above it, which has the same decay to come.
 //
-// Results are carried negated, N = -(I + A')^-1, so that no operand changes its sign: N_wj = N_ww sum of A'_wm N_mj, j <= m < w.
+// Results are carried negated, N = -(I + A')^-1, so that no operand changes its sign: N_wj = N_ww sum of A'_wm N_mj, j <= m <
+// w.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
@@ -14,7 +15,6 @@
 
 namespace gdn_cuda::gdn {
 
-__device__ __forceinline__ float card_exp2(float x) { return card(kCardNoDecay) ? 1.f : exp2_fast(x); }  // CARD
 struct HalfInverse : TriangleInverse {
     // Within these bounds no entry of A', of its inverse or of a sum between them is beyond fp16: an entry of the inverse is
     // -beta_i k_i (I - beta k k^T) ... (I - beta k k^T) k_j, and no factor grows by more than a ninth. A shorter key's product
@@ -34,8 +34,8 @@ struct HalfInverse : TriangleInverse {
 
     __device__ __forceinline__ static int half_block(int row, int column) { return row * (row + 1) / 2 + column; }
 
-    // Stores this warp's row of blocks of A', products of keys times the rows' betas. below: the lower left quarter of the block
-    // on the diagonal, packed. Returns whether the products on the diagonal are within the bounds.
+    // Stores this warp's row of blocks of A', products of keys times the rows' betas. below: the lower left quarter of the
+    // block on the diagonal, packed. Returns whether the products on the diagonal are within the bounds.
     __device__ __forceinline__ bool store_half_blocks(unsigned& below, HalfBlocks& scratch, const float (&products)[32],
                                                       float2 betas) const {
         const unsigned to = shared_address(&scratch.blocks[half_block(warp, 0)]) + HalfBlock::vector(lane % 16, lane / 16);
@@ -122,8 +122,8 @@ struct HalfInverse : TriangleInverse {
             const float2 pair = unpack<DType::f16>(diagonal[i]), gate = pair_at(&gates[16 * warp + 8 * n + 2 * t]);
             const float b = column == 0 ? -beta.x : -beta.y;
             const bool below[2] = {n > column || (n == column && 2 * t >= g), n > column || (n == column && 2 * t + 1 >= g)};
-            x[n][2 * column] = below[0] ? pair.x * (b * card_exp2(gate.x - own[column])) : 0.f;
-            x[n][2 * column + 1] = below[1] ? pair.y * (b * card_exp2(gate.y - own[column])) : 0.f;
+            x[n][2 * column] = below[0] ? pair.x * (b * exp2_fast(gate.x - own[column])) : 0.f;
+            x[n][2 * column + 1] = below[1] ? pair.y * (b * exp2_fast(gate.y - own[column])) : 0.f;
         }
         visit(x, 0);
     }
@@ -133,14 +133,15 @@ struct HalfInverse : TriangleInverse {
     __device__ __forceinline__ void for_each_half_block_below(const HalfBlocks& scratch, const HalfOperand& diagonal,
                                                               const float (&betas)[kChunk], const float (&gates)[kChunk],
                                                               Visit&& visit) const {
-        if (warp == 3 || card(kCardNoBelow)) return;
+        if (warp == 3) return;
         HalfOperand column[3] = {{diagonal[0], diagonal[1], diagonal[2], diagonal[3]}};
         const auto crossed = VectorOfLane::crossed(lane), straight = VectorOfLane::straight(lane);
         const unsigned blocks = shared_address(scratch.blocks);
         // Decay from this column's tokens to the last of the block; and from that on.
         const float2 beta = betas_of(betas, warp);
         const float end = gates[16 * warp + 15];
-        const float2 scale = {-beta.x * card_exp2(end - gates[16 * warp + g]), -beta.y * card_exp2(end - gates[16 * warp + g + 8])};
+        const float2 scale = {-beta.x * exp2_fast(end - gates[16 * warp + g]),
+                              -beta.y * exp2_fast(end - gates[16 * warp + g + 8])};
         // The upper right quarter of an inverse is not stored.
         multiply_half_down<1>(
             blocks + HalfBlock::vector(crossed.row, crossed.vector),
@@ -178,7 +179,7 @@ struct HalfInverse : TriangleInverse {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
             const float2 gate = pair_at(&gates[16 * (warp + kBelow) + 8 * n + 2 * t]);
-            const float2 row = {card_exp2(gate.x - end), card_exp2(gate.y - end)};
+            const float2 row = {exp2_fast(gate.x - end), exp2_fast(gate.y - end)};
 #pragma unroll
             for (int i = 0; i < 4; ++i) x[n][i] = next[n][i] * (i < 2 ? scale.x : scale.y) * (i % 2 == 0 ? row.x : row.y);
         }

@@ -81,6 +81,15 @@ struct InverseRole : HalfInverse {
         }
     }
 
+    // The same from products of keys that have not been multiplied by decays and betas.
+    __device__ __forceinline__ void decay_and_store_blocks(float (&products)[32], const Factors& factors) {
+        decay(products, *this, factors.gate, factors.gate);
+        const float2 beta = betas_of(factors.beta, warp);
+#pragma unroll
+        for (int i = 0; i < 32; ++i) products[i] *= fabsf(i / 2 % 2 == 0 ? beta.x : beta.y);
+        store_blocks(products, factors.beta);
+    }
+
     // Mask that clears the diagonal elements in this thread's packed pair of a diagonal block.
     __device__ __forceinline__ unsigned off_diagonal() const {
         return t != g / 2 ? 0xffffffffu : g % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
@@ -95,26 +104,6 @@ struct InverseRole : HalfInverse {
         }
         stmatrix_x4_trans(to, residual[0], residual[1], residual[2], residual[3]);
     }
-    // This warp's row of blocks of -A where entries may be beyond fp16, from products of keys, normalised.
-    __device__ __forceinline__ void store_blocks_again(const float (&products)[32], const Factors& factors) {
-        TriangleBlock* own = row_of_blocks(blocks(), warp);
-#pragma unroll
-        for (int column = 0; column < 4; ++column) {
-            if (column > warp) break;
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const int row = g + i % 4 / 2 * 8, at = i / 4 * 8 + 2 * t + i % 2;
-                store_entry(own[column], row, at, products[8 * column + i], factors, column);
-            }
-        }
-    }
-    __device__ __forceinline__ void store_entry(TriangleBlock& block, int row, int at, float x, const Factors& factors,
-                                                int column) const {
-        const int token = 16 * warp + row;
-        x *= -factors.beta[token] * exp2_fast(factors.gate[token] - factors.gate[16 * column + at]);
-        block.values[TriangleBlock::at(row, at)] = __uint_as_float(__float_as_uint(x) + (column < warp ? kToTf32 : 0));
-    }
-
     // Stores blocks of T of this warp's column, and finds the largest of their off-diagonal entries.
     struct ColumnStore {
         const InverseRole& role;
@@ -128,8 +117,7 @@ struct InverseRole : HalfInverse {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 rounded[i] = pack<kConfig.io>(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
-                largest =
-                    larger<kConfig.io>(largest, below == 0 && i % 3 == 0 ? rounded[i] & role.off_diagonal() : rounded[i]);
+                largest = larger<kConfig.io>(largest, below == 0 && i % 3 == 0 ? rounded[i] & role.off_diagonal() : rounded[i]);
             }
             stmatrix_x4_trans(to + below * kMnMajorStep, rounded[0], rounded[1], rounded[2], rounded[3]);
             if constexpr (kConfig.trains)
@@ -217,14 +205,9 @@ struct InverseRole : HalfInverse {
             NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
         }
         float products[32];
-        if constexpr (card(kCardNoGram)) {
-#pragma unroll
-            for (float& x : products) x = 1e-3f * lane;
-        } else {
-            start_token_products<kConfig>(products, stage.key, stage.key);
-            cute::warpgroup_wait<0>();
-            warpgroup_fence_operand(products);
-        }
+        start_token_products<kConfig>(products, stage.key, stage.key);
+        cute::warpgroup_wait<0>();
+        warpgroup_fence_operand(products);
         if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
         const int slot = chunk % kConfig.slots();
         auto& matrices = shared.matrices[slot];
@@ -251,23 +234,17 @@ struct InverseRole : HalfInverse {
             unsigned below = 0;
             const bool within = store_half_blocks(below, half_blocks(), products, betas_of(factors.beta, warp));
             __syncwarp();
-            HalfOperand diagonal = {below, 0, below, below};
-            if constexpr (!card(kCardNoDiagonal)) invert_half_diagonal(diagonal, half_blocks(), below);
-            ColumnStore store(*this, matrices);
-            if constexpr (card(kCardEarly) && !kConfig.is_wide()) {
-                wait_for_matrices();
-                visit_half_diagonal(diagonal, factors.beta, factors.gate, store);
-            }
-            const bool beyond = any_of_warpgroup(!(within | card(kCardNoGram)) | !betas_are_within(factors.beta));
-            if constexpr (!card(kCardEarly) || kConfig.is_wide()) wait_for_matrices();
-            if (beyond) [[unlikely]] {
+            HalfOperand diagonal;
+            invert_half_diagonal(diagonal, half_blocks(), below);
+            const bool is_beyond = any_of_warpgroup(!within | !betas_are_within(factors.beta));
+            wait_for_matrices();
+            if (is_beyond) [[unlikely]] {
                 find_lane();
-                store_blocks_again(products, factors);
+                decay_and_store_blocks(products, factors);
                 cancels = store_tf32_column(factors, matrices, [] {});
             } else {
-                if constexpr (!card(kCardEarly) || kConfig.is_wide()) {
-                        visit_half_diagonal(diagonal, factors.beta, factors.gate, store);
-                }
+                ColumnStore store(*this, matrices);
+                visit_half_diagonal(diagonal, factors.beta, factors.gate, store);
                 for_each_half_block_below(half_blocks(), diagonal, factors.beta, factors.gate, store);
                 cancels = store.cancels();
                 if (cancels) [[unlikely]]

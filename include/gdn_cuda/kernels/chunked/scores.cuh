@@ -128,10 +128,9 @@ struct ScoresRole : Lane {
     // Without norms. Half of the threads: the exponents of one key each; the others: the factors of one query.
     __device__ __forceinline__ void compute_factors(typename Plan::Factors& factors) const {
         const int token = thread % kChunk;
-        if (thread < kChunk) {
+        if (thread < kChunk)
             store_key_exponents<kConfig.inverts_in_half()>(factors, token, 0.f);
-            if (card(kCardScales)) store_key_scales(factors, token, 0.f);
-        } else
+        else
             store_query_factors(factors, token, 0.f, args.call.scale);
     }
     // With norms: the factors of queries, by two threads each; the inverse role has the exponents of keys.
@@ -195,15 +194,11 @@ struct ScoresRole : Lane {
             if (kStrided && chunk > 0) load_behind(chunk - 1);
             if (tokens_of<kConfig, kStrided>(shared, chunk, current.index) < kChunk) [[unlikely]]
                 NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
-            if (card(kCardFirst) && !args.call.qk_norm) {
-                compute_factors(factors);
-                barrier(shared.exponents_full[current.index]).arrive();
-            }
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);
             if (args.call.qk_norm) {
                 compute_query_factors(stage.query, factors);
-            } else if (!card(kCardFirst)) {
+            } else {
                 compute_factors(factors);
                 barrier(shared.exponents_full[current.index]).arrive();
             }
@@ -216,9 +211,7 @@ struct ScoresRole : Lane {
             warpgroup_fence_operand(products);
             if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
             barrier(shared.exponents_full[current.index]).wait(current.parity);
-            if (card(kCardScales)) {
-                if (args.call.qk_norm && thread < kChunk) store_key_scales(factors, thread, factors.key_scale[thread]);
-            } else if (thread < kChunk) store_key_scales(factors, thread, args.call.qk_norm ? factors.key_scale[thread] : 0.f);
+            if (thread < kChunk) store_key_scales(factors, thread, args.call.qk_norm ? factors.key_scale[thread] : 0.f);
             if (kConfig.persistent || chunk >= shared.work.tokens.first_scores) {
                 decay(products, *this, factors.query_row, factors.column);
                 if constexpr (kConfig.chained)
