@@ -5,8 +5,8 @@
 // beta_i k_i.k_j has none; they are factors of the result, in fp32. Roundings are those of A and its inverse, relative to each
 // entry; and an entry that fp16 loses is below 6e-8 of the one on the diagonal above it, which has the same decay to come.
 //
-// Results are carried negated, N = -(I + A')^-1, so that no operand changes its sign: N_wj = N_ww sum of A'_wm N_mj, j <= m <
-// w.
+// Results are carried negated, N = -(I + A')^-1, so that no operand changes its sign: N_wj = N_ww sum of A'_wm N_mj over j <= m
+// < w.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
