@@ -107,7 +107,7 @@ def test_keys_and_betas_beyond_fp16(length: float, beta: float, device: Device, 
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("gate", [0.0, -0.5])
 def test_a_short_key_is_all_there_is(gate: float, norms: bool, device: Device, seed: int) -> None:
-    """All values but one are 0, and its key is 1e-5 long: later keys change what it added by amounts that fp16 does not have."""
+    """All values but one are 0, and its key is 1e-5 long: later keys change what it added by less than fp16 has."""
     x = inputs(device, seed, 64, 128, 128, gate_range=(gate, gate))
     x["state"].zero_()
     x["key"][:, 1] *= 1e-5
