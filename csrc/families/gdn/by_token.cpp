@@ -1,5 +1,6 @@
 // Chooses the kernel for token-by-token calls: gdn/decode or gdn/verify where shapes allow, else gdn/recurrent.
 #include "decode.hpp"
+#include "decode_codes.hpp"
 #include "prepared.hpp"
 #include "recurrent.hpp"
 #include "recurrent_any.hpp"
@@ -113,7 +114,9 @@ void run_by_token(const Prepared& prepared, const char* function) {
                                     .state = prepared.state_type,
                                     .fused_gates = args.forms.fused(),
                                     .channel_gates = has_channel_gates(args)};
-        return Decode::run(problem, decode_args(args), target);
+        const DecodeArgs step = decode_args(args);
+        if (const auto config = decode_codes_config(problem, step)) return DecodeCodes::run(*config, problem, step, target);
+        return Decode::run(problem, step, target);
     }
     auto verify = problem_of<VerifyProblem>(prepared, sequences.tokens);
     verify.keeps_states = args.steps.data != nullptr;
