@@ -55,7 +55,8 @@ struct DecodeCodes {
                         .sequences = static_cast<unsigned>(problem.sequences),
                         .heads = static_cast<unsigned>(problem.heads),
                         .tiles = static_cast<unsigned>(ceil_div(tiles, parts)),
-                        .parts = static_cast<unsigned>(parts)};
+                        .parts = static_cast<unsigned>(parts),
+                        .copies = std::getenv("GDN_COPIES") != nullptr};
         const i64 blocks = std::max(i64{1}, std::min(slots, units) / Config::kWarps);
         launch<DecodeCodes>(config, args, {std::max(blocks, i64{1}), 1, 1}, target, [&](const auto&) {
             return fmt::format("{} heads in {} parts, {} stages", problem.sequences * problem.heads, parts, config.stages);

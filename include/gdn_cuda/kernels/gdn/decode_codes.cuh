@@ -56,8 +56,8 @@ struct CodesFetch {
     typename Shared::Warp& shared;
     const DecodeCodesArgs& args;
     unsigned unit, stride, units, tile = 0, stage = 0;
-    i64 next_slot;
-    bool exists;  // the slot
+    int next_slot;  // below 0: none
+    bool exists;    // the slot
     int rows;     // from the lane's first one in the tile on
     const signed char* codes;
     const float* scales;  // of rows g and g + 8, for lanes t = 0 and 1
@@ -65,7 +65,7 @@ struct CodesFetch {
     __device__ __forceinline__ CodesFetch(typename Shared::Warp& shared, const DecodeCodesArgs& args, unsigned first,
                                           unsigned stride, unsigned units)
         : shared(shared), args(args), unit(first), stride(stride), units(units) {
-        next_slot = CodesUnit<kConfig>(args, unit).slot(args.step);
+        next_slot = slot_of(unit);
         begin();
     }
     __device__ __forceinline__ void operator()() {
@@ -82,12 +82,16 @@ struct CodesFetch {
     }
 
   private:
+    __device__ __forceinline__ int slot_of(unsigned of_unit) const {
+        const i64 slot = CodesUnit<kConfig>(args, of_unit).slot(args.step);
+        return is_slot(args.step, slot) ? static_cast<int>(slot) : -1;
+    }
     __device__ __forceinline__ void begin() {
         const DecodeArgs& step = args.step;
         const CodesUnit<kConfig> current(args, unit);
         const i64 slot = next_slot;
-        if (unit + stride < units) next_slot = CodesUnit<kConfig>(args, unit + stride).slot(step);
-        exists = is_slot(step, slot);
+        if (unit + stride < units) next_slot = slot_of(unit + stride);
+        exists = slot >= 0;
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         rows = step.dv - current.first_row - g;
         const CodedStates from =
@@ -293,6 +297,18 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
             fetch();
             if (!exists) continue;
 
+            if (args.copies) {
+#pragma unroll
+                for (int r = 0; r < 2; ++r)
+#pragma unroll
+                    for (int i = 0; i < kVectors; ++i) {
+                        Raw<16>{{codes[r][i][0], codes[r][i][1], codes[r][i][2], codes[r][i][3]}}.store_global(
+                            codes_at + 8 * r * kConfig.head_k + 64 * i);
+                        if (t % 2 == 0) scales_at[8 * r * kGroups + 2 * i] = t < 2 ? scales[r][2 * i] : scales[r][2 * i + 1];
+                    }
+                codes_at += kRows * kConfig.head_k, scales_at += kRows * kGroups;
+                continue;
+            }
             float sums[2], updates[2], own[2][kVectors], relative[2][kVectors];
             token.products.multiply(sums, codes, scales);
             bool safe = kConfig.units;

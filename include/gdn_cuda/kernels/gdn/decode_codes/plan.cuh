@@ -42,6 +42,7 @@ struct DecodeCodesArgs {
     DecodeArgs step;
     unsigned sequences, heads;
     unsigned tiles, parts;  // tiles of a warp's part of a head, and how many parts a head has
+    bool copies;  // (measurements) no arithmetic
 };
 
 }  // namespace gdn_cuda::gdn
