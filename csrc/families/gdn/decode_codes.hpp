@@ -48,18 +48,23 @@ struct DecodeCodes {
     static void run(const Config& config, const DecodeProblem& problem, const DecodeArgs& step, const Target& target) {
         const int tiles = static_cast<int>(ceil_div(step.dv, Config::kTileRows));
         const i64 slots = i64{jit::device_traits(target.ordinal).multiprocessors} * config.blocks * Config::kWarps;
-        int parts = 1;
-        while (parts * 2 <= tiles && problem.sequences * problem.heads * parts * 2 <= slots) parts *= 2;
-        const i64 units = problem.sequences * problem.heads * parts;
+        int part_bits = 0;
+        while (2 << part_bits <= tiles && problem.sequences * problem.heads << (part_bits + 1) <= slots) ++part_bits;
+        const int columns = problem.heads << part_bits;
+        const i64 units = problem.sequences * columns, blocks = ceil_div(std::min(slots, units), Config::kWarps),
+                  warps = blocks * Config::kWarps;
         const Args args{.step = step,
-                        .sequences = static_cast<unsigned>(problem.sequences),
-                        .heads = static_cast<unsigned>(problem.heads),
-                        .tiles = static_cast<unsigned>(ceil_div(tiles, parts)),
-                        .parts = static_cast<unsigned>(parts),
+                        .units = static_cast<int>(units),
+                        .columns = columns,
+                        .tiles = static_cast<int>(ceil_div(tiles, 1 << part_bits)),
+                        .part_bits = part_bits,
+                        .warps = static_cast<int>(warps),
+                        .sequences_ahead = static_cast<int>(warps / columns),
+                        .columns_ahead = static_cast<int>(warps % columns),
+                        .key_inverse = step.heads_per_key == 1 ? 0 : ~0u / static_cast<unsigned>(step.heads_per_key) + 1,
                         .copies = std::getenv("GDN_COPIES") != nullptr};
-        const i64 blocks = std::max(i64{1}, std::min(slots, units) / Config::kWarps);
-        launch<DecodeCodes>(config, args, {std::max(blocks, i64{1}), 1, 1}, target, [&](const auto&) {
-            return fmt::format("{} heads in {} parts, {} stages", problem.sequences * problem.heads, parts, config.stages);
+        launch<DecodeCodes>(config, args, {blocks, 1, 1}, target, [&](const auto&) {
+            return fmt::format("{} heads in {} parts, {} stages", problem.sequences * problem.heads, 1 << part_bits, config.stages);
         });
     }
 };

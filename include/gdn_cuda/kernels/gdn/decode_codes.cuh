@@ -20,13 +20,25 @@ namespace gdn_cuda::gdn {
 template <DecodeCodesConfig kConfig>
 struct CodesUnit {
     using Io = Storage<kConfig.io>;
-    int sequence, head, first_row;
+    int sequence, column;
 
-    __device__ __forceinline__ CodesUnit(const DecodeCodesArgs& args, unsigned unit) {
-        const unsigned part = args.parts == 1 ? 0 : unit % args.parts, of_head = args.parts == 1 ? unit : unit / args.parts;
-        sequence = static_cast<int>(of_head / args.heads);
-        head = static_cast<int>(of_head % args.heads);
-        first_row = static_cast<int>(part * args.tiles) * DecodeCodesConfig::kTileRows;
+    __device__ __forceinline__ CodesUnit(const DecodeCodesArgs& args, int unit)
+        : sequence(unit / args.columns), column(unit % args.columns) {}
+    // The warp's next one.
+    __device__ __forceinline__ void advance(const DecodeCodesArgs& args) {
+        sequence += args.sequences_ahead;
+        column += args.columns_ahead;
+        if (column < args.columns) return;
+        column -= args.columns;
+        ++sequence;
+    }
+    __device__ __forceinline__ int head(const DecodeCodesArgs& args) const { return column >> args.part_bits; }
+    __device__ __forceinline__ int first_row(const DecodeCodesArgs& args) const {
+        return (column & ((1 << args.part_bits) - 1)) * args.tiles * DecodeCodesConfig::kTileRows;
+    }
+    __device__ __forceinline__ int key_head(const DecodeCodesArgs& args) const {
+        const int all = head(args);
+        return args.key_inverse == 0 ? all : static_cast<int>(__umulhi(static_cast<unsigned>(all), args.key_inverse));
     }
     __device__ __forceinline__ i64 slot(const DecodeArgs& step) const {
         return step.slots.data == nullptr ? sequence : load_index(step.slots, sequence * step.slots_sequence);
@@ -34,12 +46,11 @@ struct CodesUnit {
     __device__ __forceinline__ Io* at(const DecodeArgs::Heads& heads, int of_head) const {
         return static_cast<Io*>(heads.data) + sequence * heads.sequence + of_head * heads.head;
     }
-    __device__ __forceinline__ CodedStates state(const void* data, i64 at, float* scales, i64 scales_at, int dv) const {
+    // The first row of the part.
+    __device__ __forceinline__ CodedStates state(const DecodeCodesArgs& args, const void* data, i64 at, float* scales,
+                                                 i64 scales_at) const {
         return state_pointer<signed char>(data, at, scales, scales_at) +
-               (static_cast<i64>(head) * dv + first_row) * kConfig.head_k;
-    }
-    __device__ __forceinline__ int key_head(const DecodeArgs& step) const {
-        return static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(step.heads_per_key));
+               (static_cast<i64>(head(args)) * args.step.dv + first_row(args)) * kConfig.head_k;
     }
 };
 
@@ -55,49 +66,50 @@ struct CodesFetch {
 
     typename Shared::Warp& shared;
     const DecodeCodesArgs& args;
-    unsigned unit, stride, units, tile = 0, stage = 0;
-    int next_slot;  // below 0: none
+    CodesUnit<kConfig> next;
+    int next_slot;             // below 0: none
+    int tile;                  // of this unit
+    int units;                 // after this one
+    unsigned stage = 0;
     bool exists;    // the slot
     int rows;     // from the lane's first one in the tile on
     const signed char* codes;
     const float* scales;  // of rows g and g + 8, for lanes t = 0 and 1
 
-    __device__ __forceinline__ CodesFetch(typename Shared::Warp& shared, const DecodeCodesArgs& args, unsigned first,
-                                          unsigned stride, unsigned units)
-        : shared(shared), args(args), unit(first), stride(stride), units(units) {
-        next_slot = slot_of(unit);
+    __device__ __forceinline__ CodesFetch(typename Shared::Warp& shared, const DecodeCodesArgs& args,
+                                          const CodesUnit<kConfig>& first, int count)
+        : shared(shared), args(args), next(first), tile(0), units(count) {
+        next_slot = slot_of_next();
         begin();
     }
     __device__ __forceinline__ void operator()() {
-        if (unit < units) {
+        if (units >= 0) {
             if (exists) copy();
-            if (++tile == args.tiles) {
-                unit += stride;
-                tile = 0;
-                if (unit < units) begin();
-            }
+            if (++tile == args.tiles) begin();
         }
         stage = stage + 1 == kConfig.stages ? 0 : stage + 1;
         cp_async_fence();
     }
 
   private:
-    __device__ __forceinline__ int slot_of(unsigned of_unit) const {
-        const i64 slot = CodesUnit<kConfig>(args, of_unit).slot(args.step);
+    __device__ __forceinline__ int slot_of_next() const {
+        const i64 slot = next.slot(args.step);
         return is_slot(args.step, slot) ? static_cast<int>(slot) : -1;
     }
     __device__ __forceinline__ void begin() {
+        tile = 0;
+        if (--units < 0) return;
         const DecodeArgs& step = args.step;
-        const CodesUnit<kConfig> current(args, unit);
         const i64 slot = next_slot;
-        if (unit + stride < units) next_slot = slot_of(unit + stride);
         exists = slot >= 0;
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-        rows = step.dv - current.first_row - g;
+        rows = step.dv - next.first_row(args) - g;
         const CodedStates from =
-            current.state(step.state_in, slot * step.state_in_slot, step.scales_in, slot * step.scales_in_slot, step.dv);
+            next.state(args, step.state_in, slot * step.state_in_slot, step.scales_in, slot * step.scales_in_slot);
         codes = from.codes + g * kConfig.head_k + CodeProducts<kConfig.head_k>::column(0);
         scales = from.scales + (g + 8 * t) * kGroups;
+        next.advance(args);
+        if (units > 0) next_slot = slot_of_next();
     }
     __device__ __forceinline__ void copy() {
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -213,43 +225,46 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
 
     wait_on_dependent_grids();
     // Units of a block are as far apart as blocks are, so that all multiprocessors have as many.
-    const unsigned units = args.sequences * args.heads * args.parts, stride = gridDim.x * DecodeCodesConfig::kWarps;
-    unsigned unit = warp * gridDim.x + blockIdx.x;
-    if (unit >= units) return;
+    const int first = static_cast<int>(warp * gridDim.x + blockIdx.x);
+    if (first >= args.units) return;
+    int units = (args.units - first + args.warps - 1) / args.warps;
+    CodesUnit<kConfig> place(args, first);
 
-    const auto copy_token = [&](unsigned of_unit, unsigned to) {
-        const CodesUnit<kConfig> place(args, of_unit);
+    const auto copy_token = [&](const CodesUnit<kConfig>& of_unit, unsigned to) {
         constexpr int kTokenVectors = kConfig.head_k / 8;
         if (kTokenVectors < 16 && lane >= 2 * kTokenVectors) return;
         const int vector = lane % kTokenVectors, row = lane / kTokenVectors;
         cp_async_16(&shared.tokens[to][row][vector],
-                    place.at(row == 0 ? step.key : step.query, place.key_head(step)) + 8 * vector);
+                    of_unit.at(row == 0 ? step.key : step.query, of_unit.key_head(args)) + 8 * vector);
     };
-    copy_token(unit, 0);
+    copy_token(place, 0);
     cp_async_fence();
-    CodesFetch<kConfig> fetch(shared, args, unit, stride, units);
+    CodesFetch<kConfig> fetch(shared, args, place, units);
 #pragma unroll 1
     for (int i = 0; i < kConfig.stages; ++i) fetch();
 
     const unsigned exponent = opaque(kCodeExponent);
     unsigned stage = 0, parity = 0;
 #pragma unroll 1
-    for (; unit < units; unit += stride, parity ^= 1) {
-        const CodesUnit<kConfig> place(args, unit);
+    for (; units > 0; --units, parity ^= 1) {
+        const int sequence = place.sequence, head = place.head(args), first_row = place.first_row(args);
         const i64 slot = place.slot(step);
         GateForms forms{.gate = GateForms::raw, .beta_is_logit = true, .beta_factor = step.beta_factor};
         RawGates gates;
-        gates.load(step, place.sequence * step.gate.sequence + place.head * step.gate.head,
-                   place.sequence * step.beta.sequence + place.head * step.beta.head, place.head, forms);
-        const Io* value_at = place.at(step.value, place.head) + place.first_row + g;
-        Io* output_at = place.at(step.output, place.head) + place.first_row + g;
-        int rows = min(step.dv - place.first_row, static_cast<int>(args.tiles) * kRows) - g;  // from the lane's own on
+        gates.load(step, sequence * step.gate.sequence + head * step.gate.head,
+                   sequence * step.beta.sequence + head * step.beta.head, head, forms);
+        const Io* value_at = place.at(step.value, head) + first_row + g;
+        Io* output_at = place.at(step.output, head) + first_row + g;
+        int rows = min(step.dv - first_row, args.tiles * kRows) - g;  // from the lane's own on
         if (!is_slot(step, slot)) {
             const float x = slot >= step.slot_count && slot != step.null_slot ? quiet_nan() : 0.f;
 #pragma unroll 1
             for (int row = t; row * 8 < rows; row += 4) output_at[row * 8] = from_float<Io>(x);
         }
-        if (unit + stride < units) copy_token(unit + stride, parity ^ 1);
+        const CodedStates to =
+            place.state(args, step.state_out, slot * step.state_out_slot, step.scales_out, slot * step.scales_out_slot);
+        place.advance(args);
+        if (units > 1) copy_token(place, parity ^ 1);
         if (args.tiles > kConfig.stages)
             cp_async_wait<kConfig.stages>();
         else
@@ -260,15 +275,13 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
         gates.finish(step, forms, token.scalars);
         const TokenScalars& scalars = token.scalars;
         const bool kept = !resets(scalars), exists = is_slot(step, slot);
-        const CodedStates to =
-            place.state(step.state_out, slot * step.state_out_slot, step.scales_out, slot * step.scales_out_slot, step.dv);
         signed char* codes_at = to.codes + g * kConfig.head_k + Products::column(0);
         float* scales_at = to.scales + g * kGroups + t / 2;
         const float key_scale = scalars.key_scale * kCodeSumUnit, query_scale = scalars.query_scale * kCodeSumUnit;
         const float most_relative = token.products.plain ? 0x1p60f : -1.f;
 
 #pragma unroll 1
-        for (unsigned tile = 0; tile < args.tiles; ++tile) {
+        for (int tile = 0; tile < args.tiles; ++tile) {
             float value[2];
 #pragma unroll
             for (int r = 0; r < 2; ++r) value[r] = rows > 8 * r ? to_float(value_at[8 * r]) : 0.f;

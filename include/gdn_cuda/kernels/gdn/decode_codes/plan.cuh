@@ -38,10 +38,15 @@ struct DecodeCodesSharedPlan {
     Warp warps[DecodeCodesConfig::kWarps];
 };
 
+// Warps take parts of heads in turn: `units` of them, `columns` of each sequence, which are heads times parts.
 struct DecodeCodesArgs {
     DecodeArgs step;
-    unsigned sequences, heads;
-    unsigned tiles, parts;  // tiles of a warp's part of a head, and how many parts a head has
+    int units, columns;
+    int tiles;                         // of a part of a head
+    int part_bits;                     // a head has 2^part_bits parts
+    int warps;                         // of the grid
+    int sequences_ahead, columns_ahead;  // from a warp's unit to its next one
+    unsigned key_inverse;              // 2^32 / step.heads_per_key, rounded up, or 0 for 1
     bool copies;  // (measurements) no arithmetic
 };
 
