@@ -37,8 +37,8 @@ struct CodesUnit {
         return (column & ((1 << args.part_bits) - 1)) * args.tiles * DecodeCodesConfig::kTileRows;
     }
     __device__ __forceinline__ int key_head(const DecodeCodesArgs& args) const {
-        const int all = head(args);
-        return args.key_inverse == 0 ? all : static_cast<int>(__umulhi(static_cast<unsigned>(all), args.key_inverse));
+        const unsigned long long product = static_cast<unsigned long long>(head(args)) * args.key_inverse;
+        return args.key_inverse == 0 ? head(args) : static_cast<int>(product >> 32);
     }
     __device__ __forceinline__ i64 slot(const DecodeArgs& step) const {
         return step.slots.data == nullptr ? sequence : load_index(step.slots, sequence * step.slots_sequence);
