@@ -4,7 +4,7 @@ from state_codes_on_device import *
 from state_codes_on_device import drawn, decode, expected_of, is_rounded, others_stay, rel_rms
 
 @pytest.mark.parametrize("io", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("dv", [24, 128, 96])
+@pytest.mark.parametrize("dv", [32, 128, 96])
 @pytest.mark.parametrize("B", [2, 5])
 def test_new(io, dv, B, device, rng):
     for sms in (1, 132):

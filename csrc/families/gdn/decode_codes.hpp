@@ -15,22 +15,27 @@
 namespace gdn_cuda::gdn {
 
 inline constexpr std::array kDecodeCodesConfigurations = [] {
-    std::array<DecodeCodesConfig, 20> all{};
+    std::array<DecodeCodesConfig, 10> all{};
     int n = 0;
-    for (const auto& [stages, blocks] : {std::pair{3, 4}, {5, 4}, {4, 5}, {4, 3}, {7, 3}})
-        for (const bool units : {false, true}) {
-            all[n++] = {.head_k = 128, .io = DType::bf16, .stages = stages, .blocks = blocks, .units = units};
-            all[n++] = {.head_k = 128, .io = DType::f16, .stages = stages, .blocks = blocks, .units = units};
-        }
+    for (const auto& [stages, blocks] : {std::pair{2, 4}, {3, 4}, {4, 4}, {3, 5}, {4, 3}})
+        for (const DType io : {DType::bf16, DType::f16})
+            all[n++] = {.head_k = 128, .io = io, .stages = stages, .blocks = blocks};
     return all;
 }();
 
 inline std::optional<DecodeCodesConfig> decode_codes_config(const DecodeProblem& problem, const DecodeArgs& args) {
     const char* wanted = std::getenv("GDN_CODES");
     if (wanted == nullptr || problem.state != DType::i8 || !problem.fused_gates || problem.channel_gates) return {};
-    const auto aligned = [](const float* scales, i64 slot) { return (reinterpret_cast<std::uintptr_t>(scales) | 4 * slot) % 16 == 0; };
-    if (problem.dk != 128 || !aligned(args.scales_in, args.scales_in_slot)) return {};
-    const DecodeCodesConfig config{.head_k = problem.dk, .io = problem.io, .stages = wanted[0] - '0', .blocks = wanted[1] - '0', .units = wanted[2] == 'u'};
+    const auto aligned = [](const void* data, i64 bytes, i64 more = 0) {
+        return ((reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(bytes) |
+                 static_cast<std::uintptr_t>(more)) % 16) == 0;
+    };
+    if (problem.dk != 128 || problem.dv % DecodeCodesConfig::kTileRows != 0 ||
+        !aligned(args.scales_in, 4 * args.scales_in_slot) ||
+        !aligned(args.value.data, 2 * args.value.sequence, 2 * args.value.head))
+        return {};
+    const DecodeCodesConfig config{
+        .head_k = problem.dk, .io = problem.io, .stages = wanted[0] - '0', .blocks = wanted[1] - '0'};
     if (std::ranges::find(kDecodeCodesConfigurations, config) == kDecodeCodesConfigurations.end()) return {};
     return config;
 }
@@ -49,14 +54,16 @@ struct DecodeCodes {
         const int tiles = static_cast<int>(ceil_div(step.dv, Config::kTileRows));
         const i64 slots = i64{jit::device_traits(target.ordinal).multiprocessors} * config.blocks * Config::kWarps;
         int part_bits = 0;
-        while (2 << part_bits <= tiles && problem.sequences * problem.heads << (part_bits + 1) <= slots) ++part_bits;
+        const auto can_split = [&] { return tiles % (2 << part_bits) == 0; };
+        while (can_split() && problem.sequences * problem.heads << (part_bits + 1) <= slots) ++part_bits;
+        while (tiles >> part_bits > Config::kMostTiles) ++part_bits;
         const int columns = problem.heads << part_bits;
         const i64 units = problem.sequences * columns, blocks = ceil_div(std::min(slots, units), Config::kWarps),
                   warps = blocks * Config::kWarps;
         const Args args{.step = step,
                         .units = static_cast<int>(units),
                         .columns = columns,
-                        .tiles = static_cast<int>(ceil_div(tiles, 1 << part_bits)),
+                        .tiles = tiles >> part_bits,
                         .part_bits = part_bits,
                         .warps = static_cast<int>(warps),
                         .sequences_ahead = static_cast<int>(warps / columns),

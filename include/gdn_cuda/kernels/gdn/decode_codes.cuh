@@ -71,8 +71,7 @@ struct CodesFetch {
     int tile;                  // of this unit
     int units;                 // after this one
     unsigned stage = 0;
-    bool exists;    // the slot
-    int rows;     // from the lane's first one in the tile on
+    bool exists;               // the slot
     const signed char* codes;
     const float* scales;  // of rows g and g + 8, for lanes t = 0 and 1
 
@@ -103,7 +102,6 @@ struct CodesFetch {
         const i64 slot = next_slot;
         exists = slot >= 0;
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-        rows = step.dv - next.first_row(args) - g;
         const CodedStates from =
             next.state(args, step.state_in, slot * step.state_in_slot, step.scales_in, slot * step.scales_in_slot);
         codes = from.codes + g * kConfig.head_k + CodeProducts<kConfig.head_k>::column(0);
@@ -118,97 +116,78 @@ struct CodesFetch {
         for (int r = 0; r < 2; ++r)
 #pragma unroll
             for (int i = 0; i < kConfig.vectors(); ++i)
-                cp_async_16_zfill(static_cast<unsigned>(__cvta_generic_to_shared(&to.codes[r][i][lane])),
-                                  codes + 8 * r * kConfig.head_k + 64 * i, rows > 8 * r);
-        if (t < 2 && rows > 8 * t) cp_async<kGroups * 4>(to.scales[g + 8 * t], scales);
+                cp_async_16(&to.codes[r][i][lane], codes + 8 * r * kConfig.head_k + 64 * i);
+        if (t < 2) cp_async<kGroups * 4>(to.scales[g + 8 * t], scales);
         codes += kRows * kConfig.head_k;
         scales += kRows * kGroups;
-        rows -= kRows;
     }
 };
 
-// Key, query and gates of a head.
+// A lane's columns of a key, and what is the same for all rows.
 template <DecodeCodesConfig kConfig>
 struct CodesToken {
     using Io = Storage<kConfig.io>;
     using Products = CodeProducts<kConfig.head_k>;
-    Products products;
-    float key[Products::kPerLane];  // the lane's columns
+    float key[16 * Products::kVectors];
     TokenScalars scalars;
 
-    __device__ __forceinline__ void make(const auto& tokens, const DecodeArgs& step) {
-        constexpr int kOwn = kConfig.head_k / 32;
-        const Io* const rows[2] = {reinterpret_cast<const Io*>(tokens[0]), reinterpret_cast<const Io*>(tokens[1])};
-        {
-            const int first = threadIdx.x % 32 * kOwn;
-            float key_square = 0.f, query_square = 0.f, query_key = 0.f;
+    // The warp syncs before and after.
+    __device__ __forceinline__ void make(CodeOperand<kConfig.head_k>& operand, const auto& token, const DecodeArgs& step) {
+        constexpr int kMade = Products::kMade;
+        const Io *const keys = reinterpret_cast<const Io*>(token.key), *const queries = reinterpret_cast<const Io*>(token.query);
+        Vector<Io, kMade, true> some_keys, some_queries;
+        some_keys.load(keys + threadIdx.x % 32 * kMade), some_queries.load(queries + threadIdx.x % 32 * kMade);
+        float k[kMade], q[kMade], key_square = 0.f, query_square = 0.f, query_key = 0.f;
 #pragma unroll
-            for (int i = 0; i < kOwn; ++i) {
-                const float k = to_float(rows[0][first + i]), q = to_float(rows[1][first + i]);
-                key_square = fmaf(k, k, key_square);
-                query_square = fmaf(q, q, query_square);
-                query_key = fmaf(q, k, query_key);
-            }
-            scalars.key_scale = 1.f;
-            scalars.query_scale = step.scale;
-            if (step.qk_norm) {
-                scalars.key_scale = rsqrtf(group_sum<32>(key_square) + kNormEpsilon);
-                scalars.query_scale *= rsqrtf(group_sum<32>(query_square) + kNormEpsilon);
-            }
-            scalars.query_key = group_sum<32>(query_key) * scalars.key_scale * scalars.query_scale;
+        for (int i = 0; i < kMade; ++i) {
+            k[i] = some_keys[i], q[i] = some_queries[i];
+            key_square = fmaf(k[i], k[i], key_square);
+            query_square = fmaf(q[i], q[i], query_square);
+            query_key = fmaf(q[i], k[i], query_key);
         }
-        float own[Products::kPerLane];
-        load(own, Products::has_query() ? rows[1] : rows[0]);
-        products.make(own);
-        load(key, rows[0]);
+        Products::make(operand, k, false);
+        Products::make(operand, q, true);
+        scalars.key_scale = 1.f;
+        scalars.query_scale = step.scale;
+        if (step.qk_norm) {
+            scalars.key_scale = rsqrtf(group_sum<32>(key_square) + kNormEpsilon);
+            scalars.query_scale *= rsqrtf(group_sum<32>(query_square) + kNormEpsilon);
+        }
+        scalars.query_key = group_sum<32>(query_key) * scalars.key_scale * scalars.query_scale;
 #pragma unroll
-        for (float& x : key) x = opaque(x);
-    }
-
-  private:
-    __device__ __forceinline__ static void load(float (&to)[Products::kPerLane], const Io* from) {
-#pragma unroll
-        for (int i = 0; i < Products::kPerLane / 8; ++i) {
+        for (int i = 0; i < 2 * Products::kVectors; ++i) {
             Vector<Io, 8, true> eight;
-            eight.load(from + Products::column(i / 2) + i % 2 * 8);
+            eight.load(keys + Products::column(i / 2) + i % 2 * 8);
 #pragma unroll
-            for (int j = 0; j < 8; ++j) to[8 * i + j] = eight[j];
+            for (int j = 0; j < 8; ++j) key[8 * i + j] = opaque(eight[j]);
         }
     }
 };
 
-// 16 columns of a row: S <- scale S + update k^T, in place of its codes. Returns the new scale, which the pair of lanes of the
-// group finds together.
-__device__ __forceinline__ float update_codes(unsigned (&codes)[4], float scale, float update, const float* key,
-                                              unsigned exponent) {
-    float x[16], most[2] = {};
+// 16 columns of two rows: S <- scale S + update k^T, in place of their codes. The pair of lanes that has a group finds its new
+// scale together.
+__device__ __forceinline__ void update_codes(unsigned (&upper)[4], unsigned (&lower)[4], float (&scales)[2],
+                                             const float (&updates)[2], const float* key, unsigned exponent) {
+    float x[2][16], most[2][2];
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
-        x[j] = fmaf(update, key[j], scale * code_of(bias_codes(codes[j / 4]), j % 4, exponent));
-        most[j % 2] = j < 2 ? fabsf(x[j]) : larger_magnitude(most[j % 2], x[j]);
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const unsigned word = r == 0 ? upper[j / 4] : lower[j / 4];
+            x[r][j] = fmaf(updates[r], key[j], scales[r] * code_of(bias_codes(word), j % 4, exponent));
+            most[r][j % 2] = j < 2 ? fabsf(x[r][j]) : larger_magnitude(most[r][j % 2], x[r][j]);
+        }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) scales[r] = scale_of_largest(largest_of_lanes<2>(at_least(most[r][0], most[r][1])));
+    if (scales[0] == kLargestScale || scales[1] == kLargestScale)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) bound_elements<16>(x[r], scales[r]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const float inverse = inverse_of_scale(scales[r]);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) (r == 0 ? upper : lower)[j] = pack_codes(x[r] + 4 * j, inverse);
     }
-    const float rounded = scale_of_largest(largest_of_lanes<2>(at_least(most[0], most[1])));
-    bound_elements<16>(x, rounded);
-    const float inverse = inverse_of_scale(rounded);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) codes[j] = pack_codes(x + 4 * j, inverse);
-    return rounded;
-}
-// The same in units of `scale`: S / scale + relative k^T. Nothing overflows.
-__device__ __forceinline__ float update_relative_codes(unsigned (&codes)[4], float scale, float relative, const float* key,
-                                                       unsigned exponent) {
-    float x[16], most[2] = {};
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-        x[j] = fmaf(relative, key[j], code_of(bias_codes(codes[j / 4]), j % 4, exponent));
-        most[j % 2] = j < 2 ? fabsf(x[j]) : larger_magnitude(most[j % 2], x[j]);
-    }
-    const float largest = largest_of_lanes<2>(at_least(most[0], most[1]));
-    const float rounded = scale_of_largest(largest * scale);
-    const float inverse = rounded == 0.f ? 0.f : reciprocal_fast(largest * (1.f / 127));
-#pragma unroll
-    for (int j = 0; j < 4; ++j) codes[j] = pack_codes(x + 4 * j, inverse);
-    return rounded;
 }
 
 template <DecodeCodesConfig kConfig>
@@ -230,20 +209,24 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
     int units = (args.units - first + args.warps - 1) / args.warps;
     CodesUnit<kConfig> place(args, first);
 
-    const auto copy_token = [&](const CodesUnit<kConfig>& of_unit, unsigned to) {
-        constexpr int kTokenVectors = kConfig.head_k / 8;
-        if (kTokenVectors < 16 && lane >= 2 * kTokenVectors) return;
-        const int vector = lane % kTokenVectors, row = lane / kTokenVectors;
-        cp_async_16(&shared.tokens[to][row][vector],
-                    of_unit.at(row == 0 ? step.key : step.query, of_unit.key_head(args)) + 8 * vector);
+    const auto copy_token = [&](const CodesUnit<kConfig>& unit, unsigned to) {
+        constexpr int kVectorsOfToken = kConfig.head_k / 8;
+        auto& token = shared.tokens[to];
+        if (const int vector = lane % kVectorsOfToken, row = lane / kVectorsOfToken; row < 2)
+            cp_async_16((row == 0 ? token.key : token.query) + vector,
+                        unit.at(row == 0 ? step.key : step.query, unit.key_head(args)) + 8 * vector);
+        if (lane < 2 * args.tiles)
+            cp_async_16(token.values + lane, unit.at(step.value, unit.head(args)) + unit.first_row(args) + 8 * lane);
     };
     copy_token(place, 0);
     cp_async_fence();
+    Products::clear(shared.operand);
     CodesFetch<kConfig> fetch(shared, args, place, units);
 #pragma unroll 1
     for (int i = 0; i < kConfig.stages; ++i) fetch();
 
-    const unsigned exponent = opaque(kCodeExponent);
+    // A constant as an operand of __byte_perm would take the place of its selector, which then is in a register.
+    const unsigned exponent = kCodeExponent - static_cast<unsigned>(args.units < 0);
     unsigned stage = 0, parity = 0;
 #pragma unroll 1
     for (; units > 0; --units, parity ^= 1) {
@@ -253,13 +236,12 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
         RawGates gates;
         gates.load(step, sequence * step.gate.sequence + head * step.gate.head,
                    sequence * step.beta.sequence + head * step.beta.head, head, forms);
-        const Io* value_at = place.at(step.value, head) + first_row + g;
         Io* output_at = place.at(step.output, head) + first_row + g;
-        int rows = min(step.dv - first_row, args.tiles * kRows) - g;  // from the lane's own on
-        if (!is_slot(step, slot)) {
+        const bool exists = is_slot(step, slot);
+        if (!exists) {
             const float x = slot >= step.slot_count && slot != step.null_slot ? quiet_nan() : 0.f;
 #pragma unroll 1
-            for (int row = t; row * 8 < rows; row += 4) output_at[row * 8] = from_float<Io>(x);
+            for (int row = t; row < 2 * args.tiles; row += 4) output_at[row * 8] = from_float<Io>(x);
         }
         const CodedStates to =
             place.state(args, step.state_out, slot * step.state_out_slot, step.scales_out, slot * step.scales_out_slot);
@@ -271,20 +253,17 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
             cp_async_wait<0>();
         __syncwarp();
         CodesToken<kConfig> token;
-        token.make(shared.tokens[parity], step);
+        token.make(shared.operand, shared.tokens[parity], step);
         gates.finish(step, forms, token.scalars);
         const TokenScalars& scalars = token.scalars;
-        const bool kept = !resets(scalars), exists = is_slot(step, slot);
+        const bool kept = !resets(scalars);
         signed char* codes_at = to.codes + g * kConfig.head_k + Products::column(0);
         float* scales_at = to.scales + g * kGroups + t / 2;
         const float key_scale = scalars.key_scale * kCodeSumUnit, query_scale = scalars.query_scale * kCodeSumUnit;
-        const float most_relative = token.products.plain ? 0x1p60f : -1.f;
+        const Io* values = reinterpret_cast<const Io*>(shared.tokens[parity].values) + g;
 
 #pragma unroll 1
         for (int tile = 0; tile < args.tiles; ++tile) {
-            float value[2];
-#pragma unroll
-            for (int r = 0; r < 2; ++r) value[r] = rows > 8 * r ? to_float(value_at[8 * r]) : 0.f;
             cp_async_wait<kConfig.stages - 1>();
             __syncwarp();
             unsigned codes[2][kVectors][4];
@@ -298,10 +277,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
                     codes[r][i][0] = words.x, codes[r][i][1] = words.y, codes[r][i][2] = words.z, codes[r][i][3] = words.w;
                 }
                 Vector<float, kGroups, true> row;
-                if (kept && rows > 8 * r)
-                    row.load(from.scales[g + 8 * r]);
-                else
-                    row.clear();
+                row.load(kept ? from.scales[g + 8 * r]
+                              : reinterpret_cast<const float*>(shared.operand.planes[CodeOperand<kConfig.head_k>::kZeroPlane]));
 #pragma unroll
                 for (int i = 0; i < kGroups; ++i) scales[r][i] = row[i];
             }
@@ -309,60 +286,43 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
             __syncwarp();
             fetch();
             if (!exists) continue;
-
-            if (args.copies) {
+            const auto store = [&] {
 #pragma unroll
                 for (int r = 0; r < 2; ++r)
 #pragma unroll
-                    for (int i = 0; i < kVectors; ++i) {
+                    for (int i = 0; i < kVectors; ++i)
                         Raw<16>{{codes[r][i][0], codes[r][i][1], codes[r][i][2], codes[r][i][3]}}.store_global(
                             codes_at + 8 * r * kConfig.head_k + 64 * i);
-                        if (t % 2 == 0) scales_at[8 * r * kGroups + 2 * i] = t < 2 ? scales[r][2 * i] : scales[r][2 * i + 1];
-                    }
-                codes_at += kRows * kConfig.head_k, scales_at += kRows * kGroups;
+                codes_at += kRows * kConfig.head_k;
+            };
+            if (args.copies) {
+                store();
                 continue;
             }
-            float sums[2], updates[2], own[2][kVectors], relative[2][kVectors];
-            token.products.multiply(sums, codes, scales);
-            bool safe = kConfig.units;
+
+            float sums[2], updates[2];
+            Products::multiply(sums, shared.operand, codes, scales);
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const float state_key = __shfl_sync(0xffffffffu, sums[r], 0, 4) * key_scale;
-                const float correction = scalars.beta * (value[r] - scalars.decay * state_key);
-                if (rows > 8 * r && t == 2)
+                const float correction = scalars.beta * (to_float(values[8 * r]) - scalars.decay * state_key);
+                if (t == 2)
                     output_at[8 * r] =
                         from_float<Io>(fmaf(correction, scalars.query_key, scalars.decay * (sums[r] * query_scale)));
                 updates[r] = correction * scalars.key_scale;
-#pragma unroll
-                for (int i = 0; i < kVectors; ++i) {
-                    own[r][i] = scalars.decay * (t < 2 ? scales[r][2 * i] : scales[r][2 * i + 1]);
-                    relative[r][i] = updates[r] * reciprocal_fast(own[r][i]);
-                    safe = safe && fabsf(relative[r][i]) <= most_relative;
-                }
             }
-            const auto finish = [&](const auto& update) {
 #pragma unroll
-                for (int r = 0; r < 2; ++r)
+            for (int i = 0; i < kVectors; ++i) {
+                float own[2];
 #pragma unroll
-                    for (int i = 0; i < kVectors; ++i) {
-                        const float rounded = update(codes[r][i], r, i);
-                        if (rows <= 8 * r) continue;
-                        Raw<16>{{codes[r][i][0], codes[r][i][1], codes[r][i][2], codes[r][i][3]}}.store_global(
-                            codes_at + 8 * r * kConfig.head_k + 64 * i);
-                        if (t % 2 == 0) scales_at[8 * r * kGroups + 2 * i] = rounded;
-                    }
-            };
-            if (kConfig.units && __all_sync(0xffffffffu, safe))
-                finish([&](auto& words, int r, int i) {
-                    return update_relative_codes(words, own[r][i], relative[r][i], token.key + 16 * i, exponent);
-                });
-            else
-                finish([&](auto& words, int r, int i) {
-                    return update_codes(words, own[r][i], updates[r], token.key + 16 * i, exponent);
-                });
-            rows -= kRows;
-            value_at += kRows, output_at += kRows;
-            codes_at += kRows * kConfig.head_k, scales_at += kRows * kGroups;
+                for (int r = 0; r < 2; ++r) own[r] = scalars.decay * (t < 2 ? scales[r][2 * i] : scales[r][2 * i + 1]);
+                update_codes(codes[0][i], codes[1][i], own, updates, token.key + 16 * i, exponent);
+                if (t % 2 == 0)
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) scales_at[8 * r * kGroups + 2 * i] = own[r];
+            }
+            store();
+            values += kRows, output_at += kRows, scales_at += kRows * kGroups;
         }
     }
     launch_dependent_grids();

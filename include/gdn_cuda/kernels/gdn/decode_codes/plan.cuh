@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/decode_plan.cuh>
+#include <gdn_cuda/kernels/recurrence/code_operand.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -10,13 +11,13 @@ struct DecodeCodesConfig {
     DType io;    // query, key, value, output
     int stages;  // tiles of 16 rows in flight, for each warp
     int blocks;  // of a multiprocessor
-    bool units;  // updates in units of the row's decayed scale, where those are safe
 
     constexpr bool operator==(const DecodeCodesConfig&) const = default;
 
-    GDN_FIELDS(head_k, io, stages, blocks, units)
+    GDN_FIELDS(head_k, io, stages, blocks)
 
     static constexpr int kWarps = 4, kTileRows = 16;
+    static constexpr int kMostTiles = 8;  // of a warp's part of a head
     GDN_HOST_DEVICE static constexpr int threads() { return 32 * kWarps; }
     GDN_HOST_DEVICE constexpr int groups() const { return head_k / kCodeGroup; }
     GDN_HOST_DEVICE constexpr int vectors() const { return head_k / 64; }  // 16 codes of a row, for each of four lanes
@@ -28,12 +29,18 @@ struct DecodeCodesSharedPlan {
         unsigned char bytes[16];
     };
     struct Stage {
-        Vector codes[2][kConfig.vectors()][32];
+        Vector codes[2][kConfig.vectors()][32];  // of rows g and g + 8: each lane's own
         alignas(16) float scales[DecodeCodesConfig::kTileRows][kConfig.groups()];
+    };
+    // A unit's tokens, and those of the next one.
+    struct Token {
+        Vector key[kConfig.head_k / 8], query[kConfig.head_k / 8];
+        Vector values[DecodeCodesConfig::kMostTiles * DecodeCodesConfig::kTileRows / 8];
     };
     struct Warp {
         Stage stages[kConfig.stages];
-        Vector tokens[2][2][kConfig.head_k / 8];  // key and query of a head, and of the next one
+        Token tokens[2];
+        CodeOperand<kConfig.head_k> operand;
     };
     Warp warps[DecodeCodesConfig::kWarps];
 };
@@ -42,12 +49,12 @@ struct DecodeCodesSharedPlan {
 struct DecodeCodesArgs {
     DecodeArgs step;
     int units, columns;
-    int tiles;                         // of a part of a head
-    int part_bits;                     // a head has 2^part_bits parts
-    int warps;                         // of the grid
+    int tiles;                           // of a part of a head
+    int part_bits;                       // a head has 2^part_bits parts
+    int warps;                           // of the grid
     int sequences_ahead, columns_ahead;  // from a warp's unit to its next one
-    unsigned key_inverse;              // 2^32 / step.heads_per_key, rounded up, or 0 for 1
-    bool copies;  // (measurements) no arithmetic
+    unsigned key_inverse;                // 2^32 / step.heads_per_key, rounded up, or 0 for 1
+    bool copies;                         // (measurements) no arithmetic
 };
 
 }  // namespace gdn_cuda::gdn
