@@ -10,11 +10,11 @@ VARIANTS = ["24", "34", "44", "35", "43"]
 
 def setting(variant, copies=False):
     os.environ.pop("GDN_CODES", None), os.environ.pop("GDN_COPIES", None)
-    if variant != "off": os.environ["GDN_CODES"] = variant
+    os.environ["GDN_CODES"] = variant
     if copies: os.environ["GDN_COPIES"] = "1"
 
 def check():
-    for batch in (3, 64):
+    for batch in (64,):
         torch.manual_seed(0)
         work = decode_work("cuda", batch, 1, 16, 32, torch.int8)
         found = {}

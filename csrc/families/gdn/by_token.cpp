@@ -115,7 +115,7 @@ void run_by_token(const Prepared& prepared, const char* function) {
                                     .fused_gates = args.forms.fused(),
                                     .channel_gates = has_channel_gates(args)};
         const DecodeArgs step = decode_args(args);
-        if (const auto config = decode_codes_config(problem, step)) return DecodeCodes::run(*config, problem, step, target);
+        if (const auto config = decode_codes_config(problem, step, jit::device_traits(target.ordinal).multiprocessors)) return DecodeCodes::run(*config, problem, step, target);
         return Decode::run(problem, step, target);
     }
     auto verify = problem_of<VerifyProblem>(prepared, sequences.tokens);

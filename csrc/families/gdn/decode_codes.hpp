@@ -17,26 +17,32 @@ namespace gdn_cuda::gdn {
 inline constexpr std::array kDecodeCodesConfigurations = [] {
     std::array<DecodeCodesConfig, 10> all{};
     int n = 0;
-    for (const auto& [stages, blocks] : {std::pair{2, 4}, {3, 4}, {4, 4}, {3, 5}, {4, 3}})
+    for (const auto& [stages, blocks] : {std::pair{3, 4}, {2, 4}, {4, 4}, {3, 5}, {4, 3}})
         for (const DType io : {DType::bf16, DType::f16})
             all[n++] = {.head_k = 128, .io = io, .stages = stages, .blocks = blocks};
     return all;
 }();
 
-inline std::optional<DecodeCodesConfig> decode_codes_config(const DecodeProblem& problem, const DecodeArgs& args) {
-    const char* wanted = std::getenv("GDN_CODES");
-    if (wanted == nullptr || problem.state != DType::i8 || !problem.fused_gates || problem.channel_gates) return {};
+// Fewer heads leave a warp without another one to load.
+inline constexpr i64 kDecodeCodesHeadsPerMultiprocessor = 12;
+
+// Nothing where gdn/decode computes the step: it is faster for few heads, and takes any alignment.
+inline std::optional<DecodeCodesConfig> decode_codes_config(const DecodeProblem& problem, const DecodeArgs& args,
+                                                            int multiprocessors) {
     const auto aligned = [](const void* data, i64 bytes, i64 more = 0) {
-        return ((reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(bytes) |
-                 static_cast<std::uintptr_t>(more)) % 16) == 0;
+        return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(bytes | more)) % 16 == 0;
     };
-    if (problem.dk != 128 || problem.dv % DecodeCodesConfig::kTileRows != 0 ||
-        !aligned(args.scales_in, 4 * args.scales_in_slot) ||
-        !aligned(args.value.data, 2 * args.value.sequence, 2 * args.value.head))
+    const bool fits = problem.state == DType::i8 && problem.fused_gates && !problem.channel_gates && problem.dk == 128 &&
+                      problem.dv % DecodeCodesConfig::kTileRows == 0;
+    if (!fits || !aligned(args.scales_in, 4 * args.scales_in_slot) ||
+        !aligned(args.value.data, 2 * args.value.sequence, 2 * args.value.head) ||
+        problem.sequences * problem.heads < kDecodeCodesHeadsPerMultiprocessor * multiprocessors)
         return {};
-    const DecodeCodesConfig config{
-        .head_k = problem.dk, .io = problem.io, .stages = wanted[0] - '0', .blocks = wanted[1] - '0'};
-    if (std::ranges::find(kDecodeCodesConfigurations, config) == kDecodeCodesConfigurations.end()) return {};
+    DecodeCodesConfig config = kDecodeCodesConfigurations[problem.io == DType::bf16 ? 0 : 1];
+    if (const char* wanted = std::getenv("GDN_CODES")) {
+        if (wanted[0] == 'o') return {};
+        config.stages = wanted[0] - '0', config.blocks = wanted[1] - '0';
+    }
     return config;
 }
 
@@ -58,7 +64,8 @@ struct DecodeCodes {
         while (can_split() && problem.sequences * problem.heads << (part_bits + 1) <= slots) ++part_bits;
         while (tiles >> part_bits > Config::kMostTiles) ++part_bits;
         const int columns = problem.heads << part_bits;
-        const i64 units = problem.sequences * columns, blocks = ceil_div(std::min(slots, units), Config::kWarps),
+        const i64 units = problem.sequences * columns,
+                  blocks = ceil_div(std::max(std::min(slots, units), i64{1}), Config::kWarps),
                   warps = blocks * Config::kWarps;
         const Args args{.step = step,
                         .units = static_cast<int>(units),
