@@ -36,7 +36,7 @@ inline std::optional<DecodeCodesConfig> decode_codes_config(const DecodeProblem&
                       problem.dv % DecodeCodesConfig::kTileRows == 0;
     if (!fits || !aligned(args.scales_in, 4 * args.scales_in_slot) ||
         !aligned(args.value.data, 2 * args.value.sequence, 2 * args.value.head) ||
-        problem.sequences * problem.heads < kDecodeCodesHeadsPerMultiprocessor * multiprocessors)
+        (std::getenv("GDN_CODES") == nullptr && problem.sequences * problem.heads < kDecodeCodesHeadsPerMultiprocessor * multiprocessors))
         return {};
     DecodeCodesConfig config = kDecodeCodesConfigurations[problem.io == DType::bf16 ? 0 : 1];
     if (const char* wanted = std::getenv("GDN_CODES")) {
