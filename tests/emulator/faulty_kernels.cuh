@@ -147,8 +147,7 @@ __global__ void multiplies_codes(const __grid_constant__ Args args) {
         return word;
     };
     unsigned a[4], b[2];
-    for (int i = 0; i < 4; ++i)
-        a[i] = packed([&](int k) { return left_code(g + i % 2 * 8, i / 2 * 16 + 4 * t + k); });
+    for (int i = 0; i < 4; ++i) a[i] = packed([&](int k) { return left_code(g + i % 2 * 8, i / 2 * 16 + 4 * t + k); });
     for (int i = 0; i < 2; ++i) b[i] = packed([&](int k) { return right_code(i * 16 + 4 * t + k, g); });
     const unsigned start[4] = {1000, 0, 5, 0x80000000u};  // the last one may wrap
     unsigned sums[4];

@@ -67,11 +67,11 @@ struct CodesFetch {
     typename Shared::Warp& shared;
     const DecodeCodesArgs& args;
     CodesUnit<kConfig> next;
-    int next_slot;             // below 0: none
-    int tile;                  // of this unit
-    int units;                 // after this one
+    int next_slot;  // below 0: none
+    int tile;       // of this unit
+    int units;      // after this one
     unsigned stage = 0;
-    bool exists;               // the slot
+    bool exists;  // the slot
     const signed char* codes;
     const float* scales;  // of rows g and g + 8, for lanes t = 0 and 1
 
@@ -134,7 +134,8 @@ struct CodesToken {
     // The warp syncs before and after.
     __device__ __forceinline__ void make(CodeOperand<kConfig.head_k>& operand, const auto& token, const DecodeArgs& step) {
         constexpr int kMade = Products::kMade;
-        const Io *const keys = reinterpret_cast<const Io*>(token.key), *const queries = reinterpret_cast<const Io*>(token.query);
+        const Io *const keys = reinterpret_cast<const Io*>(token.key), *const queries =
+                                                                           reinterpret_cast<const Io*>(token.query);
         Vector<Io, kMade, true> some_keys, some_queries;
         some_keys.load(keys + threadIdx.x % 32 * kMade), some_queries.load(queries + threadIdx.x % 32 * kMade);
         float k[kMade], q[kMade], key_square = 0.f, query_square = 0.f, query_key = 0.f;
@@ -286,19 +287,6 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
             __syncwarp();
             fetch();
             if (!exists) continue;
-            const auto store = [&] {
-#pragma unroll
-                for (int r = 0; r < 2; ++r)
-#pragma unroll
-                    for (int i = 0; i < kVectors; ++i)
-                        Raw<16>{{codes[r][i][0], codes[r][i][1], codes[r][i][2], codes[r][i][3]}}.store_global(
-                            codes_at + 8 * r * kConfig.head_k + 64 * i);
-                codes_at += kRows * kConfig.head_k;
-            };
-            if (args.copies) {
-                store();
-                continue;
-            }
 
             float sums[2], updates[2];
             Products::multiply(sums, shared.operand, codes, scales);
@@ -317,12 +305,15 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
 #pragma unroll
                 for (int r = 0; r < 2; ++r) own[r] = scalars.decay * (t < 2 ? scales[r][2 * i] : scales[r][2 * i + 1]);
                 update_codes(codes[0][i], codes[1][i], own, updates, token.key + 16 * i, exponent);
-                if (t % 2 == 0)
 #pragma unroll
-                    for (int r = 0; r < 2; ++r) scales_at[8 * r * kGroups + 2 * i] = own[r];
+                for (int r = 0; r < 2; ++r) {
+                    if (t % 2 == 0) scales_at[8 * r * kGroups + 2 * i] = own[r];
+                    Raw<16>{{codes[r][i][0], codes[r][i][1], codes[r][i][2], codes[r][i][3]}}.store_global(
+                        codes_at + 8 * r * kConfig.head_k + 64 * i);
+                }
             }
-            store();
-            values += kRows, output_at += kRows, scales_at += kRows * kGroups;
+            values += kRows, output_at += kRows;
+            codes_at += kRows * kConfig.head_k, scales_at += kRows * kGroups;
         }
     }
     launch_dependent_grids();

@@ -9,7 +9,7 @@ namespace gdn_cuda::gdn {
 template <int kHeadK>
 struct CodeOperand {
     static constexpr int kPlanes = 7, kZeroPlane = 3;  // 0 to 2: the key's, 4 to 6: the query's
-    static constexpr int kPitch = kHeadK % 128 == 64 ? kHeadK : kHeadK + 64;  // two planes have a column in different banks
+    static constexpr int kPitch = kHeadK + 64;         // two planes have a column in different banks
 
     alignas(16) signed char planes[kPlanes][kPitch];
     // Of planes 0 and 1 (the second has 2^-8 times as much), 2, 4 and 5, 6; those of each group.

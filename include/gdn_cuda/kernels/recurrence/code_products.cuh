@@ -1,12 +1,12 @@
 // Products of int8 states with a key and a query by integer tensor products, without a conversion of codes.
 //
-// A warp has 16 rows as the left operand: lane (g, t) = (lane / 4, lane % 4) columns 64 i + 16 t up to + 15 of rows g and g + 8,
-// as they are in memory. The right operand has key and query in fixed point, 22 bits and a sign, relative to the largest
+// A warp has 16 rows as the left operand: lane (g, t) = (lane / 4, lane % 4) columns 64 i + 16 t up to + 15 of rows g and g +
+// 8, as they are in memory. The right operand has key and query in fixed point, 22 bits and a sign, relative to the largest
 // magnitude of their 32 columns, as three planes of 8 bits each. So a lane's 16 columns are half a group: lanes t = 0, 1 and
 // t = 2, 3 have columns of two groups, which have different scales, and the operand is 0 for one half and then for the other.
 //
-// Sums of a group are exact. They become fp32, times the weight of their plane and the scale of their group, and are summed over
-// groups and planes: as exact as multiply-adds in fp32. A key that is not finite makes its sums NaN.
+// Sums of a group are exact. They become fp32, times the weight of their plane and the scale of their group, and are summed
+// over groups and planes: as exact as multiply-adds in fp32. A key that is not finite makes its sums NaN.
 #pragma once
 
 #include <gdn_cuda/kernels/common/mma.cuh>
@@ -22,17 +22,14 @@ template <int kHeadK>
 struct CodeProducts {
     static constexpr int kVectors = kHeadK / 64, kGroups = kHeadK / kCodeGroup;
     static constexpr int kMade = kHeadK / 32;  // columns of which a lane makes the planes: those from kMade * lane on
-    static_assert(kHeadK % 64 == 0);
+    static_assert(kHeadK == 128);
     using Operand = CodeOperand<kHeadK>;
 
     // The first of 16 columns that a lane has in vector i.
     __device__ __forceinline__ static int column(int i) { return 64 * i + threadIdx.x % 4 * 16; }
 
     __device__ __forceinline__ static void clear(Operand& operand) {
-        if constexpr (kMade == 4)
-            reinterpret_cast<unsigned*>(operand.planes[Operand::kZeroPlane])[threadIdx.x % 32] = 0;
-        else
-            reinterpret_cast<unsigned short*>(operand.planes[Operand::kZeroPlane])[threadIdx.x % 32] = 0;
+        reinterpret_cast<unsigned*>(operand.planes[Operand::kZeroPlane])[threadIdx.x % 32] = 0;
     }
     // The whole warp: the lane's columns of the key, or of the query.
     __device__ __forceinline__ static void make(Operand& operand, const float (&x)[kMade], bool is_query) {
@@ -44,23 +41,16 @@ struct CodeProducts {
         // Below 2^-90 the unit no longer follows.
         const int exponent = max(__float_as_int(largest_of_lanes<kLanes>(most)) >> 23, kLeastExponent);
         const float inverse_unit = __int_as_float((2 * 127 + kBits - 1 - exponent) << 23);
-        unsigned biased[4] = {};  // 128 more in each of the lower three bytes, whose digits are from -128 to 127
+        unsigned biased[kMade];  // 128 more in each of the lower three bytes, whose digits are from -128 to 127
 #pragma unroll
-        for (int i = 0; i < kMade; ++i)
-            biased[i] = __float_as_uint(fmaf(x[i], inverse_unit, kMagic)) - kMagicBits + 0x808080u;
+        for (int i = 0; i < kMade; ++i) biased[i] = __float_as_uint(fmaf(x[i], inverse_unit, kMagic)) - kMagicBits + 0x808080u;
         const unsigned low = __byte_perm(biased[0], biased[1], 0x5140), high = __byte_perm(biased[2], biased[3], 0x5140);
         const unsigned planes[3] = {
             __byte_perm(__byte_perm(biased[0], biased[1], 0x0062), __byte_perm(biased[2], biased[3], 0x0062), 0x5410),
             __byte_perm(low, high, 0x7632), __byte_perm(low, high, 0x5410)};
 #pragma unroll
-        for (int p = 0; p < 3; ++p) {
-            signed char* const to = operand.planes[(is_query ? 4 : 0) + p] + kMade * lane;
-            const unsigned digits = bias_codes(planes[p]);
-            if constexpr (kMade == 4)
-                *reinterpret_cast<unsigned*>(to) = digits;
-            else
-                *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(digits);
-        }
+        for (int p = 0; p < 3; ++p)
+            reinterpret_cast<unsigned*>(operand.planes[(is_query ? 4 : 0) + p])[lane] = bias_codes(planes[p]);
         if (lane % kLanes < 2) {
             const int weight = exponent + (lane % kLanes == 0 ? 16 : 0) - (kBits - 1) - kUnitBits;
             operand.weights[(is_query ? 2 : 0) + lane % kLanes][lane / kLanes] =
@@ -90,8 +80,7 @@ struct CodeProducts {
                 right[side] = *reinterpret_cast<const uint4*>(from + column(i));
             }
 #pragma unroll
-            for (int side = 0; side < 2; ++side)
-                mma_m16n8k32_s8(products[side], left[0], right[side].x, right[side].y, kStart);
+            for (int side = 0; side < 2; ++side) mma_m16n8k32_s8(products[side], left[0], right[side].x, right[side].y, kStart);
 #pragma unroll
             for (int side = 0; side < 2; ++side)
                 mma_m16n8k32_s8(products[side], left[1], right[side].z, right[side].w, products[side]);

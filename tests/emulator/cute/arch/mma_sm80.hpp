@@ -1,5 +1,5 @@
-// The part of CUTLASS's header of this name that kernels use, on a CPU: products of 16-bit elements with fp32 accumulators, and of
-// int8 with int32.
+// The part of CUTLASS's header of this name that kernels use, on a CPU: products of 16-bit elements with fp32 accumulators, and
+// of int8 with int32.
 #pragma once
 
 #include <type_traits>

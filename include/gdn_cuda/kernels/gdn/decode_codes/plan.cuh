@@ -7,7 +7,7 @@
 namespace gdn_cuda::gdn {
 
 struct DecodeCodesConfig {
-    int head_k;  // exactly the tensors': 64 or 128
+    int head_k;  // exactly the tensors': 128
     DType io;    // query, key, value, output
     int stages;  // tiles of 16 rows in flight, for each warp
     int blocks;  // of a multiprocessor
@@ -17,7 +17,7 @@ struct DecodeCodesConfig {
     GDN_FIELDS(head_k, io, stages, blocks)
 
     static constexpr int kWarps = 4, kTileRows = 16;
-    static constexpr int kMostTiles = 8;  // of a warp's part of a head
+    static constexpr int kMostTiles = 16;  // of a warp's part of a head
     GDN_HOST_DEVICE static constexpr int threads() { return 32 * kWarps; }
     GDN_HOST_DEVICE constexpr int groups() const { return head_k / kCodeGroup; }
     GDN_HOST_DEVICE constexpr int vectors() const { return head_k / 64; }  // 16 codes of a row, for each of four lanes
@@ -54,7 +54,6 @@ struct DecodeCodesArgs {
     int warps;                           // of the grid
     int sequences_ahead, columns_ahead;  // from a warp's unit to its next one
     unsigned key_inverse;                // 2^32 / step.heads_per_key, rounded up, or 0 for 1
-    bool copies;                         // (measurements) no arithmetic
 };
 
 }  // namespace gdn_cuda::gdn
