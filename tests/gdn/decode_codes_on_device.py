@@ -77,8 +77,8 @@ def test_keys_of_any_size(device: Device, rng: torch.Generator) -> None:
 
 
 def test_hostile_states_and_slots(device: Device, rng: torch.Generator) -> None:
-    """Scales of 0 with any codes, scales near fp32's ends, NaN, infinite values, keys and queries that are not finite, resets of
-    NaN, slots that are padding or past the pool. Other heads are as if alone."""
+    """Scales of 0 with any codes, scales near fp32's ends, NaN, infinite values, keys and queries that are not finite, resets
+    of NaN, slots that are padding or past the pool. Other heads are as if alone."""
     x = many(rng, device, 32) | {"null_slot": 3}
     B = x["key"].shape[0]
     slots = torch.arange(B) + 2
@@ -127,7 +127,7 @@ def test_saturates(device: Device, rng: torch.Generator) -> None:
     slots = x["state_indices"]
     x["value"][0, 0, 0, 2] = torch.inf
     x["value"][0, 0, 1, 3] = -torch.inf
-    output, after = step(device, x)
+    _, after = step(device, x)
     states = read(after["state_pool"], after["state_scales"])[slots]
     # 0 times infinity is NaN in the group of the key's channel; what it is in others is theirs alone.
     rows = states[0, 0, 2], states[0, 1, 3]
