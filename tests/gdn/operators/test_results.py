@@ -23,7 +23,7 @@ from gdn_cuda.operators.examples import Arguments, Case, poisoned
 
 # One rounding of a stored result; for fp32, the errors of its sums.
 ROUNDING = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 1e-5, torch.int8: 1e-3}
-SCALES = {"state_pool": "state_scales", "state": "state_scales", "step_states": "step_scales"}
+SCALES = {"state_pool": "state_scales", "state": "state_scales", "step_states": "step_scales", "final_state": "final_scales"}
 SIZES = [(2, 5), (1, 1), (3, 130), (0, 3), (2, 0)]
 WITH_OUT = {name: case for name, case in CASES.items() if case.out_argument}
 
@@ -40,7 +40,7 @@ def expected_results(case: Case, arguments: Arguments) -> tuple[list[Tensor], Ar
     if function is gdn_cuda.fused_gdn_gating:
         return list(reference.fused_gdn_gating(x["A_log"], x["dt_bias"], x["a"], x["b"])), {}
     if function is gdn_cuda.recurrent_forward:
-        return list(reference.recurrent_forward(**x)), {name: x[name] for name in ("final_state",) if name in x}
+        return list(reference.recurrent_forward(**x)), {name: x[name] for name in ("final_state", "final_scales") if name in x}
     if function is gdn_cuda.fused_decode:
         output = reference.fused_decode(**x)
         return [output], {name: x[name] for name in ("state_pool", "step_states", *SCALES.values()) if name in x}
