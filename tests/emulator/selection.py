@@ -146,6 +146,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_ssd_checkpoints.py::test_after_any_number_of_tokens[True]": ("ssd/checkpoints",),
     "test_ssd_mma.py::test_packed[True]": ("ssd/prefill_mma",),
     "test_ssd_replay.py::test_rings_of_other_strides": ("ssd/replay_step",),
+    "test_ssd_replay.py::test_scales_of_codes_that_are_hostile": ("ssd/replay_step",),
     "test_ssd.py::test_gradients_of_packed_sequences[lengths0]": ("ssd/backward",),
     "test_ssd_mma.py::test_gradients_of_packed_sequences[lengths2]": ("ssd/backward_mma",),
 }

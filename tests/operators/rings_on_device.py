@@ -217,3 +217,30 @@ def test_scales_of_codes_that_are_hostile(ring: Ring, device: Device, seed: int)
     assert lost[3, :, :, 3].all() and not lost[:3].any() and lost.sum() == lost[3, :, :, 3].numel()
     wrong = server.scales[server.slots.long()].isfinite().logical_not()
     assert wrong[3, :, 3].all() and wrong.sum() == wrong[3, :, 3].numel()
+
+
+@pytest.mark.parametrize("state", [F32, BF16, I8])
+def test_graphs_read_current_indices_and_counts(state: torch.dtype, ring: Ring, device: Device, seed: int) -> None:
+    if device.emulate:
+        pytest.skip("no graphs")
+    servers = [ring.server(seed, window=3, state=state, verifies=True, device=device.name) for _ in range(2)]
+    given = [server.arguments(server.tokens(3, 2)) for server in servers]
+    for x in given:
+        x["out"] = torch.empty(x[servers[0].rows].shape, dtype=BF16, device=device.name)
+    written = (*ring.written, *(["state_scales"] if state == I8 else []))
+    ring.decode(**given[0]), ring.decode(**given[1])
+    graph = torch.cuda.CUDAGraph()
+    before = [given[0][name].clone() for name in written]
+    with torch.cuda.graph(graph):
+        ring.decode(**given[0])
+    for name, old in zip(written, before, strict=True):
+        given[0][name].copy_(old)
+    for call in range(6):
+        counts = torch.tensor([call % 3, 1, 2], device=device.name)
+        for server in servers:
+            server.accepted.copy_(counts)
+            server.slots.copy_(server.slots.roll(call % 2))
+        graph.replay()
+        ring.decode(**given[1])
+        for name in (*written, "out"):
+            assert torch.equal(given[0][name].nan_to_num(7), given[1][name].nan_to_num(7)), (call, name)
