@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstdio>
-#include <cstdlib>
 #include <gdn_cuda/kernels/scan/selective_step/tied_plan.cuh>
 #include <string>
 #include <vector>
@@ -226,16 +224,11 @@ struct SelectiveStepDirect {
     static int shared_bytes(const Config&) { return 0; }
 };
 
-inline constexpr std::array kTiedVariants = {TiedStepConfig{DType::i8, 128, 4, 1, 5}, TiedStepConfig{DType::i8, 128, 8, 1, 5},
-                                             TiedStepConfig{DType::i8, 128, 4, 1, 4}, TiedStepConfig{DType::i8, 128, 8, 1, 4},
-                                             TiedStepConfig{DType::i8, 128, 4, 2, 3}, TiedStepConfig{DType::i8, 128, 8, 2, 3},
-                                             TiedStepConfig{DType::i8, 128, 4, 2, 4}};
 inline constexpr std::array kTiedSteps = [] {
-    std::array<TiedStepConfig, 12 + kTiedVariants.size()> all{};
+    std::array<TiedStepConfig, 12> all{};
     auto next = all.begin();
     for (const DType state : {DType::f32, DType::bf16, DType::f16, DType::i8})
         for (const int columns : {64, 128, 256}) *next++ = {state, columns};
-    for (const TiedStepConfig& x : kTiedVariants) *next++ = x;
     return all;
 }();
 
@@ -277,13 +270,6 @@ struct SelectiveStepTokens {
     }
 };
 
-inline TiedStepConfig variant(const SelectiveStepProblem& problem) {
-    TiedStepConfig config{problem.state, problem.columns};
-    if (const char* text = getenv("GDN_SSD8"); text != nullptr && problem.state == DType::i8)
-        sscanf(text, "%d,%d,%d", &config.depth, &config.wide, &config.blocks);
-    return config;
-}
-
 struct SelectiveStep {
     GDN_KERNEL(SelectiveStep, scan, selective_step, SelectiveStepConfig, SelectiveStepArgs,
                "a token or a few of every sequence of a selective scan, states of a pool in place");
@@ -300,11 +286,7 @@ struct SelectiveStep {
     static void run(const SelectiveStepProblem& problem, Args args, const Target& target) {
         if (problem.sequences == 0 || problem.tokens == 0 || problem.groups == 0 || problem.group_rows == 0) return;
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-        SelectiveStepChoice choice = selective_step_choice(problem, device, tuned<SelectiveStepTuning>(device));
-        if (problem.state == DType::i8 && choice.row_steps > 0) {
-            choice.lanes = variant(problem).lanes();
-            choice.row_steps = std::min(choice.row_steps, choice.lanes);
-        }
+        const SelectiveStepChoice choice = selective_step_choice(problem, device, tuned<SelectiveStepTuning>(device));
         args.lane_bits = std::countr_zero(static_cast<unsigned>(choice.lanes));
         args.block_sequences = choice.block_sequences;
         const auto explanation = [&](const auto& traits) {
@@ -313,7 +295,7 @@ struct SelectiveStep {
         const Blocks blocks = selective_step_blocks(problem, choice);
         args.row_steps = choice.row_steps;
         if (choice.row_steps > 0)
-            launch<SelectiveStepTied>(variant(problem), args, blocks, target, explanation);
+            launch<SelectiveStepTied>({problem.state, problem.columns}, args, blocks, target, explanation);
         else if (choice.direct)
             launch<SelectiveStepDirect>(choice.config, args, blocks, target, explanation);
         else

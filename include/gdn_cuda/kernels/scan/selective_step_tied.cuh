@@ -11,6 +11,9 @@
 // The loop over steps takes 8 instructions a state element, as that of scan/selective_step, without what that kernel has around
 // it: two barriers for every four sequences, and B and C by way of shared memory.
 //
+// int8 states (coded.cuh) have a scale for 32 columns, which two lanes hold. The decay multiplies the scale, the sum C x is
+// that before rounding, and the new scale is that of the largest element: 13 instructions an element.
+//
 // Bound: memory, the state read and written once. Measured on an H200 with N = 128: 85 to 93 % of a copy's bandwidth with fp32
 // states from 64 sequences on, 79 to 93 % with bf16 (docs/benchmarks/scan.md).
 #pragma once

@@ -14,7 +14,8 @@ struct CodedRows {
     static constexpr int kLanes = kConfig.lanes(), kStages = kConfig.stages(), kElements = kConfig.row().elements();
     static constexpr int kVectors = kConfig.row().vectors, kVector = kConfig.row().vector;
     static constexpr i64 kStepElements = kConfig.rows_per_step() * kConfig.columns;
-    using Slice = gdn::CodeSlice<kConfig.code_layout(), true, true>;
+    using Slice = gdn::CodeSlice<gdn::StateLayout(kConfig.columns, DType::i8), true, true>;
+    static_assert(Slice::kVectors == kVectors && Slice::kVector == kVector);
 
     TiedStepSharedPlan<kConfig>& ring;
     int thread, first, end;
