@@ -38,8 +38,9 @@ std::string explain_by_token(const Prepared& prepared) {
                "gdn/recurrent_any";
     if (!prepared.plain_states) return "states that are float16, of two dtypes, or not contiguous: gdn/recurrent_any";
     if (is_decode(prepared))
-        return "one token a sequence, one state read and one written: gdn/decode, or gdn/decode_codes for int8 states of many "
-               "heads";
+        return prepared.state_type == DType::i8
+                   ? "one token a sequence, int8 states updated in place: gdn/decode, or gdn/decode_codes for many heads"
+                   : "one token a sequence, one state read and one written: gdn/decode";
     if (args.parents.data != nullptr) return "a tree of tokens: gdn/recurrent";
     if (prepared.sequences.packed()) return fmt::format("{} packed sequences: gdn/recurrent", args.sequences);
     if (args.outputs == 0) return "a summary, without outputs: gdn/recurrent";

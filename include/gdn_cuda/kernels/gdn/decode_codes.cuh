@@ -5,6 +5,8 @@
 // are those of integer tensor products (recurrence/code_products.cuh), which take codes as they are; the update is in fp32:
 // a lane has half a group of columns of two rows at a time.
 //
+// Bound of 256 sequences: instructions and bytes, which overlap in part (docs/benchmarks/decode.md).
+//
 // A lane reads the codes that it copied itself; scales and keys are those of other lanes, so the warp syncs.
 #pragma once
 
