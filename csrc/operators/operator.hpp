@@ -13,6 +13,7 @@
 #include <gdn_cuda/arguments.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -177,24 +178,42 @@ void check_boxed(StableIValue* stack, uint64_t, uint64_t) {
     kPrepare(taken_from<Op>(stack));
 }
 
-// "Tensor query, Tensor(a!) state_pool, …"; without mutation marks for `validate_<name>`, which writes nothing.
+// The default of an argument that may be left out, as a schema has it; empty if it has to be given.
+template <class T>
+std::string schema_default(const T& member) {
+    if constexpr (std::is_same_v<T, bool>) return member ? "=True" : "=False";
+    const std::string_view word = schema_word<T>();
+    return word.ends_with('?') ? "=None" : "";
+}
+
+// "Tensor query, Tensor(a!) state_pool, Tensor? slots=None, …"; without mutation marks for `validate_<name>`, which writes
+// nothing. Torch wants defaults at the end only: Python leaves them out of calls there (gdn_cuda/operators/schema.py).
 template <class Op>
 std::string schema_arguments(bool marked) {
-    std::string text;
+    std::string text, rest, rest_without;  // `rest`: the last arguments, all with defaults
+    const char* separator = "";
     char mark = 'a';
     Op none;
     visit_arguments<Op>(none, [&](const char* name, auto& member) {
-        if (!text.empty()) text += ", ";
+        std::string argument;
         for (const char* c = schema_word<std::remove_reference_t<decltype(member)>>(); *c != 0; ++c) {
             if (*c != '!')
-                text += *c;
+                argument += *c;
             else if (marked)
-                text += {'(', mark++, '!', ')'};
+                argument += {'(', mark++, '!', ')'};
         }
-        text += ' ';
-        text += name;
+        argument = fmt::format("{}{} {}", separator, argument, name);
+        separator = ", ";
+        const std::string value = schema_default(member);
+        if (value.empty()) {
+            text += rest_without + argument;
+            rest.clear(), rest_without.clear();
+        } else {
+            rest += argument + value;
+            rest_without += argument;
+        }
     });
-    return text;
+    return text + rest;
 }
 
 }  // namespace detail
