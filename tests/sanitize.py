@@ -37,7 +37,8 @@ In some kernels racecheck reports pairs of accesses that are ordered by means th
   reports none.
 - kda_gradients: two named barriers between its warpgroups: all reports are of accesses on the two sides of __syncthreads, but
   for warnings about a word that every lane of a warp writes, the same, and reads. The emulator reports none.
-- seq_state_update: a warp's ldmatrix, which is one instruction, then the same warp's stores.
+- seq_state_update, ring_decode with states of 16 bits: a warp's ldmatrix, which is one instruction, then the same warp's
+  stores.
 """
 
 from __future__ import annotations

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from ..gdn.by_token import by_token
 from ..operators.caller import in_words_of_caller
-from ..operators.dtypes import state_dtype
 from ..operators.schema import refuse
-from .fla_arguments import betas, layout, states
+from .fla_arguments import betas, layout, states, widened
 from .fla_chunked import chunked
 from .fla_conv import causal_conv1d
 from .fla_kda import chunk_kda, fused_kda_gate, fused_recurrent_kda, naive_recurrent_kda
@@ -142,7 +141,7 @@ def fused_recurrent_gated_delta_rule(
     raw = _raw_gates(function, g, use_gate_in_kernel, A_log, dt_bias)
     gates = raw | betas(function, v, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     state = states(initial_state, v_first)
-    gates |= {"state": None if state is None else state.to(state_dtype(v)), "cu_seqlens": cu_seqlens, "scale": scale}
+    gates |= {"state": widened(function, state, v), "cu_seqlens": cu_seqlens, "scale": scale}
     more: dict[str, Any] = {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": bool(output_final_state)}
     output, after = by_token(q, k, v, **gates, **more)
     return output, states(after, v_first)

@@ -8,12 +8,22 @@ from typing import Any
 
 from torch import Tensor
 
+from ..operators.dtypes import state_dtype
 from ..operators.schema import refuse
 
 
 def states(state: Tensor | None, v_first: bool) -> Tensor | None:
     """Converts between FLA's layout and ours, (N, HV, V, K), in either direction."""
     return state if state is None or v_first else state.mT
+
+
+def widened(function: str, state: Tensor | None, v: Tensor, name: str = "initial_state") -> Tensor | None:
+    """A state in fp32 at least. Codes of int8, whose scales no function of FLA takes, are not values."""
+    if state is None:
+        return None
+    if not state.is_floating_point():
+        refuse(function, name, "a state of a floating-point dtype", str(state.dtype).removeprefix("torch."))
+    return state.to(state_dtype(v))
 
 
 def layout(function: str, v_first: bool, others: dict[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..gdn import chunked_forward
 from ..operators.dtypes import state_dtype
 from ..operators.schema import refuse
+from .fla_arguments import widened
 
 
 def chunked(
@@ -25,7 +26,7 @@ def chunked(
     if rows is not None:
         if rows.shape[0] != len(shared.rows):
             refuse(function, "initial_state", f"{len(shared.rows)} states, those of cp_context.cu_seqlens", rows.shape[0])
-        rows = shared.to_sequences(rows.to(state_dtype(v)))
+        rows = shared.to_sequences(widened(function, rows, v))
     given = {name: x for name, x in call.items() if name != "cu_seqlens"} | {"state": rows}
     output, last = on_ranks(q, k, v, context=shared.context, **given)
     return output, None if last is None else shared.to_rows(last)

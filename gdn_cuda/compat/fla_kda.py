@@ -16,7 +16,7 @@ from ..operators.autograd import needs_gradients
 from ..operators.caller import in_words_of_caller
 from ..operators.dtypes import state_dtype
 from ..operators.schema import refuse
-from .fla_arguments import betas, channel_gates, layout, states
+from .fla_arguments import betas, channel_gates, layout, states, widened
 from .fla_chunked import chunked
 
 _in_words_of_fla = in_words_of_caller(
@@ -171,7 +171,7 @@ def fused_recurrent_kda(
     gates = (use_beta_sigmoid_in_kernel, allow_neg_eigval, use_gate_in_kernel, A_log, dt_bias, lower_bound)
     call = _arguments(function, v, g, beta, *gates) | {"cu_seqlens": cu_seqlens, "scale": scale}
     state = states(initial_state, v_first)
-    call |= {"state": None if state is None else state.to(state_dtype(v)), "is_qk_norm": use_qk_l2norm_in_kernel}
+    call |= {"state": widened(function, state, v), "is_qk_norm": use_qk_l2norm_in_kernel}
     output, after = recurrent_forward(q, k, v, **call)
     return output, states(after, v_first) if output_final_state else None
 

@@ -17,6 +17,7 @@ from ..layers.rms_norm_gated import rms_norm_gated
 from ..operators.caller import name_errors_of
 from ..operators.dtypes import state_dtype
 from ..operators.schema import refuse
+from .fla_arguments import widened
 
 _NAME = "GatedDeltaNet"
 _MODES, _ACTIVATIONS = ("chunk", "fused_recurrent"), ("swish", "silu", "sigmoid")
@@ -193,7 +194,7 @@ class GatedDeltaNet(nn.Module):
         state = None if cached is None else cached["recurrent_state"]
         options: dict[str, Any] = {"use_qk_l2norm": True, "output_final_state": use_cache}
         if is_step:
-            state = None if state is None else state.to(state_dtype(v))
+            state = widened(type(self).__name__, state, v, "past_key_values")
             return by_token(q, k, v, state=state, **gates, **options)
         return chunked_forward(q, k, v, state=state, **gates, **options, state_dtype=state_dtype(v))
 

@@ -114,6 +114,8 @@ def convert_states(
         null_slot: a slot that means padding, as negative ones do; None: only negative ones do
         out, out_scales: where results are written; None allocates them
 
+    Mamba-2's states (slots, H, P, N) are converted as they are: a scale for every 32 states of a channel.
+
     One launch. A pool of int8 takes dk · (1 + 4 / 32) bytes a row, 0.56 of one of bf16 (docs/integrations.md). Between int8 and
     int8, codes and scales are copied. Safe under CUDA-graph capture once its kernel is loaded, with `out`.
 

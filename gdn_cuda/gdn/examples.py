@@ -137,12 +137,18 @@ def with_codes(make: Make) -> Make:
         inputs = make(B, T, seed)
         for name in ("query", "key"):
             inputs[name] = torch.cat([inputs[name], inputs[name].flip(-1)], -1)
-        for pool, scales in (("state_pool", "state_scales"), ("step_states", "step_scales"), ("state", "state_scales")):
+        coded = {"state_pool": "state_scales", "step_states": "step_scales", "state": "state_scales"}
+        for pool, scales in (coded | {"final_state": "final_scales"}).items():
             if pool in inputs:
                 inputs[pool], inputs[scales] = encode(torch.cat([inputs[pool], 2 * inputs[pool]], -1))
         return inputs
 
     return changed
+
+
+def recurrent_to_final_state(B: int, T: int, seed: int) -> Arguments:
+    inputs = recurrent(InferenceMode.PREFILL)(B, T, seed)
+    return inputs | {"final_state": torch.full_like(inputs["state"], 7.0)}
 
 
 def decode_log_decays(B: int, T: int, seed: int) -> Arguments:
@@ -353,6 +359,8 @@ def _cases() -> Iterator[Case]:
     yield Case("recurrent-no-state", gdn_cuda.recurrent_forward, recurrent(InferenceMode.PREFILL, state=None, is_qk_norm=True))
     yield Case("recurrent-bf16-state", gdn_cuda.recurrent_forward, recurrent(InferenceMode.DECODE, state=bf16, scale=0.5))
     yield Case("recurrent-accepted", gdn_cuda.recurrent_forward, recurrent(verify, steps=3))
+    yield Case("recurrent-int8", gdn_cuda.recurrent_forward, with_codes(recurrent_to_final_state))
+    yield Case("recurrent-int8-accepted", gdn_cuda.recurrent_forward, with_codes(recurrent(verify, steps=3)))
     packed_verify = recurrent(verify, packed=True, state=bf16, steps=4)
     yield Case("recurrent-accepted-packed", gdn_cuda.recurrent_forward, packed_verify, packed=True)
 

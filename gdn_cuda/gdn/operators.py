@@ -200,6 +200,8 @@ def recurrent_forward(
     lower_bound: float | None = None,
     has_initial_state: Tensor | None = None,
     final_state: Tensor | None = None,
+    state_scales: Tensor | None = None,
+    final_scales: Tensor | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence token by token, the state in registers from the first token to the last. Returns `(output, new_state)`.
@@ -215,9 +217,12 @@ def recurrent_forward(
           of Hv, key has Hv heads, and Hv in the shapes of output, gates and states means query's head count
         beta, gate: (…, Hv), bf16, fp16 or fp32: the gate is the logarithm of each token's decay; None for 1 and for 0. A gate
           (…, Hv, dk) has a value for every channel of the key
-        state: (B, Hv, dv, dk), fp32, bf16 or fp16, not changed; None for zeros; a [K, V] state is given as its transposed view
+        state: (B, Hv, dv, dk), fp32, bf16, fp16 or int8, not changed; None for zeros; a [K, V] state is given as its transposed
+          view
+        state_scales: (B, Hv, dv, dk / 32), fp32, of an int8 state, as in `fused_decode`; final_scales: those of an int8
+          final_state, written with it
         new_state: (B, Hv, dv, dk); with SPEC_VERIFY (B, T, Hv, dv, dk) or packed (N, Hv, dv, dk); the state's dtype, or fp32
-          without a state; or the argument `final_state`, of any of these dtypes and any strides
+          without a state or with one of int8; or the argument `final_state`, of any of these dtypes and any strides
         has_initial_state: (B,), bool: a sequence with False starts from zeros, and its state is not read
         cu_seqlens: (B + 1,), int32 or int64: where packed sequences begin, and where the last one ends
         num_accepted_tokens: (B,), int32 or int64: with SPEC_VERIFY, the step of `state` that a sequence starts from
@@ -239,6 +244,9 @@ def recurrent_forward(
     PREFILL and DECODE return the state after the last token, SPEC_VERIFY the state after every token. With SPEC_VERIFY, `state`
     may be what an earlier verify returned, (B, S, Hv, dv, dk); sequence b then starts from step
     max(num_accepted_tokens[b], 1) − 1, at most S − 1. With one state per sequence, the counts have no effect.
+
+    Where both `state` and `final_state` are int8, they are read and written as they are; otherwise int8 states pass through an
+    fp32 workspace of a state for each sequence.
 
     Edge cases:
         A gate of −∞ is an exact reset (docs/numerics.md); of a channel, for its column of the state.

@@ -244,6 +244,8 @@ def recurrent_forward(x: Any) -> tuple[Tensor, Tensor]:
     output_shape = _output_shape(x)
     x = _packed(x, "query", "key", "value", "beta", "gate")
     start = x.state
+    if start is not None and x.state_scales is not None:
+        start = decode(start, x.state_scales, gdn.promoted_dtype(x.value))
     if start is not None and start.dim() == 5:
         chosen = accepted_column("recurrent_forward", x, start.shape[0], start.shape[1], start.device)
         start = start[torch.arange(start.shape[0], device=start.device), chosen]
@@ -251,11 +253,14 @@ def recurrent_forward(x: Any) -> tuple[Tensor, Tensor]:
     verify = x.inference_mode == SPEC_VERIFY
     output, final_state, steps = gdn.recurrent(*inputs, scale=x.scale, use_qk_l2norm=x.is_qk_norm, keep_steps=verify)
     new_state = final_state if steps is None else steps
-    _written(x.final_state, new_state)
+    if x.final_scales is not None:
+        store_states(x.final_state, x.final_scales, (slice(None),), new_state)
+    else:
+        _written(x.final_state, new_state)
     output = output.view(output_shape).to(x.value.dtype)
     if x.final_state is not None:
         return output, x.final_state
-    return output, new_state if x.state is None else new_state.to(x.state.dtype)
+    return output, new_state if x.state is None or x.state_scales is not None else new_state.to(x.state.dtype)
 
 
 def lengths_of(value: Tensor, cu_seqlens: Tensor | None) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor
 from ..operators import operator
 from ..operators.caller import in_words_of_caller
 from ..operators.calls import typical_call
-from ..operators.result_size import check_result_size
-from ..operators.schema import refuse, require_tensor, require_tensors
+from ..operators.ring import check_pool, names_of, new_buffers, require_buffers, require_rank
+from ..operators.schema import refuse, require_tensors
 from ..operators.state_slots import check_slots, is_slot
 from . import reference as gdn
 from .reference_operators import _packed, _zero_inactive, lengths_of, raw_gates_of_call
@@ -21,6 +21,7 @@ from .ring import RingBuffers, commit_ring, decode_by_ring, reference_by_ring
 MOST_STEPS = 16
 ROWS_PER_BANK = 8
 _NAME = "replay_decode"
+_NO_SCALES = "None with ReplayBuffers (those of ring_buffers are for int8)"
 _BUFFERS = "ReplayBuffers or RingBuffers, which replay_buffers and ring_buffers make"
 
 
@@ -62,27 +63,18 @@ def replay_buffers(
         >>> buffers.keys.shape, buffers.updates.shape, buffers.decays.shape
         (torch.Size([5, 2, 3, 2, 32]), torch.Size([5, 3, 4, 16]), torch.Size([5, 2, 3, 4]))
     """
-    name = "replay_buffers"
-    require_tensor(name, "state_pool", state_pool)
-    if state_pool.dim() != 4:
-        refuse(name, "state_pool", "rank 4 (slots, Hv, dv, dk)", str(tuple(state_pool.shape)))
-    if not 1 <= steps <= MOST_STEPS:
-        refuse(name, "steps", f"1 to {MOST_STEPS}", str(steps))
-    slots, heads, dv, dk = state_pool.shape
-    if heads_k < 1 or heads % heads_k:
-        refuse(name, "heads_k", f"a divisor of the pool's {heads} heads", str(heads_k))
-
+    slots, heads, dv, dk = check_pool(
+        "replay_buffers", state_pool, "(slots, Hv, dv, dk)", ("steps", steps, MOST_STEPS), ("heads_k", heads_k)
+    )
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    layouts = {
-        "keys": ((slots, 2, steps, heads_k, dk), dtype),
-        "updates": ((slots, steps, heads, dv), wide),
-        "decays": ((slots, 2, steps, heads, *([dk] if channel_gates else [])), wide),
-        "banks": ((slots, heads, -(-dv // ROWS_PER_BANK)), torch.float32),
-    }
-    for shape, each in layouts.values():
-        check_result_size(name, "state_pool", shape, each, state_pool.device)
-    return ReplayBuffers(
-        **{part: torch.zeros(shape, dtype=each, device=state_pool.device) for part, (shape, each) in layouts.items()}
+    return new_buffers(
+        ReplayBuffers,
+        "replay_buffers",
+        state_pool,
+        keys=((slots, 2, steps, heads_k, dk), dtype),
+        updates=((slots, steps, heads, dv), wide),
+        decays=((slots, 2, steps, heads, *([dk] if channel_gates else [])), wide),
+        banks=((slots, heads, -(-dv // ROWS_PER_BANK)), torch.float32),
     )
 
 
@@ -195,7 +187,7 @@ def replay_decode(
         query, key, value, a, b, A_log, dt_bias, scale: as in `fused_decode`; query, key and value are bf16 or fp16 (on the CPU
           fp64 too, with fp64 updates and decays), with contiguous rows of multiples of 8, query has no more heads than value,
           and T ≤ S
-        state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous, any stride between slots
+        state_pool: (slots, Hv, dv, dk), fp32 or bf16 (`ring_decode` takes int8): each slot contiguous, any stride between slots
         keys: (slots, 2, S, Hk, dk), the dtype of query; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv),
           with a gate for every channel (slots, 2, S, Hv, dk), fp32
         banks: (slots, Hv, ⌈dv / 8⌉), fp32; these four are made by `replay_buffers`, each slot contiguous
@@ -244,19 +236,14 @@ def decode_by_replay(replay: ReplayBuffers | RingBuffers, **given: Any) -> Tenso
     if not isinstance(replay, ReplayBuffers):
         refuse("fused_decode", "replay", f"{_BUFFERS}, or None", type(replay).__name__)
     if given.pop("state_scales") is not None:
-        refuse("fused_decode", "state_scales", "None with ReplayBuffers", "a tensor")
+        refuse("fused_decode", "state_scales", _NO_SCALES, "a tensor")
     return _decode_for_fused_decode(**given, **replay._asdict())
 
 
-def _buffer_names(argument: str) -> dict[str, str]:
-    """The names in error messages of a function whose one argument has all buffers."""
-    return {name: f"{argument}.{name}" for name in ReplayBuffers._fields}
-
-
-_decode_for_fused_decode = in_words_of_caller("fused_decode", **_buffer_names("replay"))(replay_decode)
-_decode_for_commit = in_words_of_caller("commit_replay", **_buffer_names("buffers"), query="buffers.keys", value="state_pool")(
-    replay_decode
-)
+_decode_for_fused_decode = in_words_of_caller("fused_decode", **names_of(ReplayBuffers, "replay"))(replay_decode)
+_decode_for_commit = in_words_of_caller(
+    "commit_replay", **names_of(ReplayBuffers, "buffers"), query="buffers.keys", value="state_pool"
+)(replay_decode)
 
 
 def reference_by_replay(x: Any) -> Tensor:
@@ -308,18 +295,13 @@ def commit_replay(
     if not isinstance(buffers, ReplayBuffers):
         refuse(name, "buffers", _BUFFERS, type(buffers).__name__)
     if state_scales is not None:
-        refuse(name, "state_scales", "None with ReplayBuffers", type(state_scales).__name__)
-    require_tensors(name, **{shown: getattr(buffers, part) for part, shown in _buffer_names("buffers").items()})
+        refuse(name, "state_scales", _NO_SCALES, type(state_scales).__name__)
+    require_buffers(name, buffers, keys=5)
     require_tensors(name, num_accepted_tokens=num_accepted_tokens)
     assert num_accepted_tokens is not None
+    require_rank(name, "state_pool", state_pool, 4)
+    require_rank(name, "num_accepted_tokens", num_accepted_tokens, 1)
     keys = buffers.keys
-    for argument, x, rank in (
-        ("state_pool", state_pool, 4),
-        ("buffers.keys", keys, 5),
-        ("num_accepted_tokens", num_accepted_tokens, 1),
-    ):
-        if x.dim() != rank:
-            refuse(name, argument, f"rank {rank}", str(tuple(x.shape)))
     sequences, (heads, dv, dk) = num_accepted_tokens.shape[0], state_pool.shape[1:]
     rows, values, betas = (keys.new_empty(sequences, 0, *sizes) for sizes in ((keys.shape[3], dk), (heads, dv), (heads,)))
     gates = keys.new_empty(sequences, 0, heads, dk) if buffers.decays.dim() == 5 else betas

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -11,14 +12,21 @@ from torch import Tensor
 from ..operators import operator
 from ..operators.caller import in_words_of_caller
 from ..operators.calls import typical_call
-from ..operators.result_size import check_result_size
-from ..operators.schema import refuse, require_tensor, require_tensors
-from ..operators.state_slots import check_slots, is_slot
+from ..operators.ring import (
+    MOST_ENTRIES,
+    check_pool,
+    committed,
+    names_of,
+    new_buffers,
+    require_buffers,
+    require_rank,
+    sequences_of,
+    settle,
+)
 from . import reference as gdn
-from .reference_operators import _packed, _zero_inactive, lengths_of, raw_gates_of_call
+from .reference_operators import _packed, raw_gates_of_call
 from .state_codes import decode, store_states
 
-MOST_ENTRIES = 32
 _NAME = "ring_decode"
 
 
@@ -57,69 +65,29 @@ def ring_buffers(state_pool: Tensor, window: int, heads_k: int, *, dtype: torch.
         >>> buffers.keys.shape, buffers.updates.shape, buffers.decays.shape, buffers.pending.shape
         (torch.Size([5, 8, 2, 32]), torch.Size([5, 8, 4, 16]), torch.Size([5, 8, 4]), torch.Size([5]))
     """
-    name = "ring_buffers"
-    require_tensor(name, "state_pool", state_pool)
-    if state_pool.dim() != 4:
-        refuse(name, "state_pool", "rank 4 (slots, Hv, dv, dk)", str(tuple(state_pool.shape)))
-    if not 1 <= window <= MOST_ENTRIES:
-        refuse(name, "window", f"1 to {MOST_ENTRIES}", str(window))
-    slots, heads, dv, dk = state_pool.shape
-    if heads_k < 1 or heads % heads_k:
-        refuse(name, "heads_k", f"a divisor of the pool's {heads} heads", str(heads_k))
-    layouts = {
-        "keys": ((slots, window, heads_k, dk), dtype),
-        "updates": ((slots, window, heads, dv), torch.float32 if state_pool.dtype == torch.float32 else dtype),
-        "decays": ((slots, window, heads), torch.float64 if dtype == torch.float64 else torch.float32),
-        "pending": ((slots,), torch.int32),
-    }
-    for shape, each in layouts.values():
-        check_result_size(name, "state_pool", shape, each, state_pool.device)
-    return RingBuffers(
-        **{part: torch.zeros(shape, dtype=each, device=state_pool.device) for part, (shape, each) in layouts.items()}
+    slots, heads, dv, dk = check_pool(
+        "ring_buffers", state_pool, "(slots, Hv, dv, dk)", ("window", window, MOST_ENTRIES), ("heads_k", heads_k)
+    )
+    return new_buffers(
+        RingBuffers,
+        "ring_buffers",
+        state_pool,
+        keys=((slots, window, heads_k, dk), dtype),
+        updates=((slots, window, heads, dv), torch.float32 if state_pool.dtype == torch.float32 else dtype),
+        decays=((slots, window, heads), torch.float64 if dtype == torch.float64 else torch.float32),
+        pending=((slots,), torch.int32),
     )
 
 
 # ---- The reference: the literal recurrence over the ring's tokens and the new ones
 
 
-class _Sequence(NamedTuple):
-    slot: int
-    stored: int  # tokens of the ring that count
-    tokens: list[tuple[int, ...]]  # indices of the new tokens
-    asked: bool  # to write the state
-
-
-def _sequences(x: Any, slots: Tensor, active: Tensor) -> list[_Sequence]:
-    """The sequences that are computed. Counts out of range are refused."""
-    lengths, entries = lengths_of(x.value, x.cu_seqlens).tolist(), x.keys.shape[1]
-    firsts = [0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()]
-    accepted = [0] * len(lengths) if x.num_accepted_tokens is None else x.num_accepted_tokens.clamp(min=0).tolist()
-    found = []
-    for n in torch.where(active)[0].tolist():
-        slot, length = int(slots[n]), lengths[n]
-        before = int(x.pending[slot])
-        if not 0 <= before <= entries:
-            raise IndexError(f"{_NAME}: pending: expected 0 to {entries}, got {before}")
-        if before + accepted[n] > entries:
-            expected = f"<= {entries - before} beside {before} pending tokens"
-            raise IndexError(f"{_NAME}: num_accepted_tokens: expected {expected}, got {accepted[n]}")
-        if x.num_accepted_tokens is not None and length > entries:
-            raise IndexError(f"{_NAME}: cu_seqlens: expected sequences of at most {entries} tokens, got {length}")
-        tokens: list[tuple[int, ...]] = [(n, t) if x.cu_seqlens is None else (firsts[n] + t,) for t in range(length)]
-        asked = x.fold or (x.fold_mask is not None and bool(x.fold_mask[n]))
-        found.append(_Sequence(slot, before + accepted[n], tokens, asked))
-    return found
-
-
 def _reference(x: Any) -> Tensor:
     """States are rounded when they are written, and updates when they are stored, never between the tokens of one call."""
     output_shape = x.value.shape
     x = _packed(x, "query", "key", "value", "a", "b")
-    pool, entries, verifies = x.state_pool, x.keys.shape[1], x.num_accepted_tokens is not None
-    sequences = lengths_of(x.value, x.cu_seqlens).shape[0]
-    slots = torch.arange(sequences) if x.state_indices is None else x.state_indices.to(torch.int64)
-    check_slots(_NAME, "state_indices", slots, pool.shape[0], x.null_slot)
-    active = is_slot(slots, x.null_slot)
+    pool = x.state_pool
+    sequences = sequences_of(_NAME, x, x.value, x.keys.shape[1])
     dtype = gdn.promoted_dtype(x.query, x.key, x.value, x.updates, *([] if pool.dtype == torch.int8 else [pool]))
     scale = x.query.shape[-1] ** -0.5 if x.scale is None else x.scale
     beta, gate = (y.to(dtype) for y in raw_gates_of_call(x))
@@ -134,28 +102,24 @@ def _reference(x: Any) -> Tensor:
         return gdn.decayed(state, by[:, None, None]) + update[..., None] * along[:, None]
 
     output = torch.zeros_like(value)
-    for slot, stored, tokens, asked in _sequences(x, slots, active):
+    for sequence in sequences:
+        slot = sequence.slot
         codes, scales = pool[slot], x.state_scales
         state = codes.to(dtype, copy=True) if scales is None else decode(codes, scales[slot], dtype)
-        for j in range(stored):
+        for j in range(sequence.stored):
             # These are copies because the ring is written again before a backward.
             along, update, by = (y[slot, j].to(dtype, copy=True) for y in (x.keys, x.updates, x.decays))
             state = advanced(state, by, update, gdn.repeat_heads(along, heads))
         accepted, updates = state, []
-        for at in tokens:
+        for at in sequence.tokens:
             predicted = key_scale[at] * (gdn.decayed(state, decay[at][:, None, None]) @ key[at][..., None]).squeeze(-1)
             updates.append(key_scale[at] * beta[at][:, None] * (value[at] - predicted))
             state = advanced(state, decay[at], updates[-1], key[at])
             output[at] = scale * query_scale[at] * (state @ query[at][..., None]).squeeze(-1)
-        folds = (asked or stored + len(tokens) > entries) and (stored if verifies else stored + len(tokens)) > 0
-        if folds:
-            store_states(pool, x.state_scales, (slot,), accepted if verifies else state)
-        first = 0 if folds else stored
-        if verifies or not folds:
-            for entry, (at, update) in enumerate(zip(tokens, updates, strict=True), first):
-                x.keys[slot, entry], x.updates[slot, entry], x.decays[slot, entry] = x.key[at], update, decay[at]
-        x.pending[slot] = first if verifies or folds else stored + len(tokens)
-    return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
+        keys, decays = ([y[at] for at in sequence.tokens] for y in (x.key, decay))
+        rings = ((x.keys, keys), (x.updates, updates), (x.decays, decays))
+        settle(x, sequence, partial(store_states, pool, scales, (slot,)), accepted, state, *rings)
+    return output.to(x.value.dtype).view(output_shape)
 
 
 @operator(reference=_reference, out="value")
@@ -256,15 +220,10 @@ def ring_decode(
 # ---- fused_decode(…, replay=buffers)
 
 
-def _buffer_names(argument: str) -> dict[str, str]:
-    """The names in error messages of a function whose one argument has all buffers."""
-    return {name: f"{argument}.{name}" for name in RingBuffers._fields}
-
-
-_decode_for_fused_decode = in_words_of_caller("fused_decode", **_buffer_names("replay"))(ring_decode)
-_decode_for_commit = in_words_of_caller("commit_replay", **_buffer_names("buffers"), query="buffers.keys", value="state_pool")(
-    ring_decode
-)
+_decode_for_fused_decode = in_words_of_caller("fused_decode", **names_of(RingBuffers, "replay"))(ring_decode)
+_decode_for_commit = in_words_of_caller(
+    "commit_replay", **names_of(RingBuffers, "buffers"), query="buffers.keys", value="state_pool"
+)(ring_decode)
 
 
 def decode_by_ring(ring: RingBuffers, **given: Any) -> Tensor:
@@ -286,18 +245,11 @@ def commit_ring(
     null_slot: int | None,
 ) -> None:
     """commit_replay for a ring."""
-    name, keys, pending = "commit_replay", buffers.keys, buffers.pending
-    require_tensors(name, **{shown: getattr(buffers, part) for part, shown in _buffer_names("buffers").items()})
-    for argument, x, rank in (("state_pool", state_pool, 4), ("buffers.keys", keys, 4), ("buffers.pending", pending, 1)):
-        if x.dim() != rank:
-            refuse(name, argument, f"rank {rank}", str(tuple(x.shape)))
-    like = pending if state_indices is None and num_accepted_tokens is None else state_indices
-    like = num_accepted_tokens if like is None else like
-    require_tensors(name, state_indices=like)
-    assert like is not None
-    if like.dim() < 1:
-        refuse(name, "state_indices", "(sequences,), a slot each", str(tuple(like.shape)))
-    sequences, (heads, dv, dk) = like.shape[0], state_pool.shape[1:]
+    name, keys = "commit_replay", buffers.keys
+    require_rank(name, "state_pool", state_pool, 4)
+    require_buffers(name, buffers, keys=4)
+    sequences = committed(name, state_pool, state_indices, num_accepted_tokens)
+    heads, dv, dk = state_pool.shape[1:]
     rows, values, gates = (keys.new_empty(sequences, 0, *sizes) for sizes in ((keys.shape[2], dk), (heads, dv), (heads,)))
     _decode_for_commit(
         *(rows, rows, values, gates, gates, buffers.decays.new_empty(heads), None, state_pool, *buffers, state_indices),

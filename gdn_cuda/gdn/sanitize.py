@@ -209,7 +209,7 @@ def gates_of_channels(x: dict[str, Any]) -> None:
     summarize(x | {"gate": gate})
 
 
-@sanitizes("chunk_gates", "move_states")
+@sanitizes("chunk_gates", "move_states", "convert_rows")
 def converted_gates_and_states() -> None:
     for x in (packed(64, 72), *hostile(64, 72)):
         heads, rows = x["value"].shape[1], [torch.zeros(n, *x["state"].shape[1:], device="cuda") for n in (3, 9)]
@@ -217,8 +217,10 @@ def converted_gates_and_states() -> None:
         buffers = {"checkpoints": rows[0].half(), "states_before": rows[1], "checkpoint_every": 64}
         codes, scales = gdn_cuda.convert_states(x["state"], torch.int8)
         gdn_cuda.chunked_forward(**on_pool(x | {"state": codes}), state_scales=scales, **buffers)
-        slots = hostile_indices(5)
-        for states, given in ((codes, scales), (x["state"], None)):
+        gdn_cuda.recurrent_forward(**(x | {"state": codes}), state_scales=scales, is_qk_norm=True)
+        slots, across = hostile_indices(5), x["state"].mT.contiguous().mT  # columns are contiguous
+        gdn_cuda.convert_states(codes, torch.float32, scales, out=torch.empty_like(across))
+        for states, given in ((codes, scales), (x["state"], None), (across, None)):
             gdn_cuda.convert_states(states, torch.float32, given, state_indices=slots)
             out = {"out": codes.clone(), "out_scales": scales.clone()}
             gdn_cuda.convert_states(states, torch.int8, given, state_indices=slots, write_indices=slots.flip(0), **out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..operators.schema import refuse
 from ..operators.state_slots import gather_states
 
 GROUP = 32
@@ -32,6 +33,25 @@ def decode(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) ->
 
 
 # ---- Pools of states, which have scales if they are int8
+
+
+def zero_states(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """(a pool of zeros, its scales)."""
+    pool = torch.zeros(sizes, dtype=dtype, device=device)
+    return pool, pool.new_zeros((*sizes[:-1], sizes[-1] // GROUP), dtype=torch.float32) if dtype == torch.int8 else None
+
+
+def require_scales(function: str, name: str, states: Tensor, scales: Tensor | None) -> None:
+    """Scales `name` beside states of int8, and beside no others."""
+    coded = states.dtype == torch.int8
+    if coded is not (scales is not None):
+        dtype = str(states.dtype).removeprefix("torch.")
+        refuse(
+            function,
+            name,
+            f"{'a tensor' if coded else 'None'}, as states are {dtype}",
+            "a tensor" if scales is not None else "None",
+        )
 
 
 def read_states(pool: Tensor, scales: Tensor | None, slots: Tensor, active: Tensor, dtype: torch.dtype) -> Tensor:

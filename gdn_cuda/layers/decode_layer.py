@@ -21,7 +21,7 @@ from ..operators import verify
 from ..operators.autograd import keep_autograd_out, with_autograd
 from ..operators.caller import in_words_of_caller
 from ..operators.calls import typical_call
-from ..operators.composed import check_buffers, composed, on_cpu
+from ..operators.composed import composed, on_cpu, result_in
 from ..operators.examples import Arguments, example, random
 from ..operators.hostile import hostile_indices
 from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, normal, size
@@ -222,7 +222,7 @@ def gdn_decode_layer(
         for name, steps in (("step_conv", step_conv), ("step_states", step_states), ("step_slots", step_slots)):
             if steps is not None:
                 refuse(_NAME, name, "None with int8 states", type(steps).__name__)
-        require_tensors(_NAME, qkvz=qkvz, ba=ba)
+        require_tensors(_NAME, qkvz=qkvz, ba=ba, dt_bias=dt_bias)
         given: dict[str, Any] = {
             "conv_weight": conv_weight,
             "conv_bias": conv_bias,
@@ -234,7 +234,9 @@ def gdn_decode_layer(
         given |= {"dk": dk, "dv": dv, "layout": layout, "activation": activation, "gate_activation": gate_activation}
         given |= {"state_indices": state_indices, "num_accepted_tokens": num_accepted_tokens, "null_slot": null_slot}
         given |= {"scale": scale, "state_scales": state_scales, "z": z, "a": a, "qkvz": qkvz, "ba": ba}
-        return _on_codes(out, **given, allow_negative_eigenvalues=allow_negative_eigenvalues)
+        given["allow_negative_eigenvalues"] = allow_negative_eigenvalues
+        shape = (*qkvz.shape[:2], heads_v * dv)
+        return result_in(_NAME, out, shape, qkvz, given, lambda: _named_by_operators(**given))
     if out is None:
         require_tensor(_NAME, "qkvz", qkvz)
         out = qkvz.new_empty(*qkvz.shape[:2], heads_v * dv)
@@ -296,20 +298,6 @@ def by_operators(**x: Any) -> Tensor:
 _WORDS = {"query": "qkvz", "key": "qkvz", "value": "qkvz", "x": "qkvz", "gate": "qkvz", "b": "ba", "conv_state": "conv_pool"}
 _WORDS |= {"conv_state_indices": "state_indices", "causal_conv1d_update.weight": "conv_weight", "bias": "conv_bias"}
 _named_by_operators = in_words_of_caller(_NAME, **_WORDS, **{"rms_norm_gated.weight": "norm_weight"})(by_operators)
-
-
-def _on_codes(out: Tensor | None, **x: Any) -> Tensor:
-    """The step with int8 states."""
-    if out is None:
-        return _named_by_operators(**x)
-    require_tensor(_NAME, "out", out, optional=True)
-    qkvz = x["qkvz"]
-    shape = (*qkvz.shape[:2], x["heads"][1] * x["dv"])
-    if out.shape != shape or out.dtype != qkvz.dtype or out.device != qkvz.device:
-        refuse(_NAME, "out", f"{shape} of {qkvz.dtype} on {qkvz.device}", f"{tuple(out.shape)} of {out.dtype} on {out.device}")
-    given = {name: y for name, y in x.items() if isinstance(y, Tensor)}
-    check_buffers(_NAME, {"out": out}, given)
-    return out.copy_(_named_by_operators(**x))
 
 
 # ---- Examples

@@ -19,8 +19,9 @@ from ..gdn import reference as gdn
 from ..gdn.operators import fused_decode
 from ..gdn.reference_operators import decode_slots, raw_gates_of_call
 from ..operators.autograd import keep_autograd_out, with_autograd
+from ..operators.caller import in_words_of_caller
 from ..operators.calls import typical_call
-from ..operators.composed import composed, on_cpu
+from ..operators.composed import composed, on_cpu, result_in
 from ..operators.examples import Arguments, example, random
 from ..operators.hostile import hostile_indices
 from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, normal, sanitizes, size
@@ -120,6 +121,7 @@ def kda_decode_layer(
     allow_negative_eigenvalues: bool = False,
     null_slot: int | None = None,
     scale: float | None = None,
+    state_scales: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """A Kimi Delta Attention layer's step without its projections, in one launch. Returns the input of the output projection.
@@ -141,7 +143,10 @@ def kda_decode_layer(
           Beside the other two, it has the channels of q alone
         key_conv_pool: (slots, Hk dk, columns); value_conv_pool: (slots, Hv dv, columns); dtype and columns as conv_pool
         state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous from 16 bytes on, any stride between slots; Hv is a
-          multiple of Hk, dk 64, 96, 128, 192 or 256, dv a multiple of 8 up to 256
+          multiple of Hk, dk 64, 96, 128, 192 or 256, dv a multiple of 8 up to 256; or int8, with any dk that is a multiple of
+          32
+        state_scales: (slots, Hv, dv, dk / 32), fp32, if the pool is int8, as in `fused_decode`; it takes the launches of the
+          three operators then
         state_indices: (B,), int32 or int64: a sequence's slot in all pools; None: sequence n has slot n
         out: (B, Hv dv), the dtype of qkv
 
@@ -181,13 +186,24 @@ def kda_decode_layer(
         (torch.Size([1, 16]), [True, True], [False, False])
     """
     silu = is_silu(_NAME, activation)
-    if out is None:
+    coded = state_scales is not None or (isinstance(state_pool, Tensor) and state_pool.dtype == torch.int8)
+    if out is None or coded:
         require_tensor(_NAME, "qkv", qkv)
         require_tensor(_NAME, "state_pool", state_pool)
         if qkv.dim() != 2:
             refuse(_NAME, "qkv", "(B, C)", str(tuple(qkv.shape)))
         if state_pool.dim() != 4:
             refuse(_NAME, "state_pool", "(slots, Hv, dv, dk)", str(tuple(state_pool.shape)))
+    if coded:
+        given: dict[str, Any] = {"a": a, "b": b, "conv_weight": conv_weight, "conv_bias": conv_bias, "A_log": A_log}
+        given |= {"dt_bias": dt_bias, "lower_bound": lower_bound, "z": z, "norm_weight": norm_weight, "norm_eps": norm_eps}
+        given |= {"conv_pool": conv_pool, "key_conv_pool": key_conv_pool, "value_conv_pool": value_conv_pool}
+        given |= {"state_pool": state_pool, "state_scales": state_scales, "state_indices": state_indices, "scale": scale}
+        given |= {"activation": activation, "gate_activation": gate_activation, "null_slot": null_slot, "qkv": qkv}
+        given["allow_negative_eigenvalues"] = allow_negative_eigenvalues
+        shape = (qkv.shape[0], state_pool.shape[1] * state_pool.shape[2])
+        return result_in(_NAME, out, shape, qkv, given, lambda: _named_by_operators(**given))
+    if out is None:
         out = qkv.new_empty(qkv.shape[0], state_pool.shape[1] * state_pool.shape[2])
     gates = (A_log, dt_bias, allow_negative_eigenvalues, lower_bound)
     others = (z, norm_weight, key_conv_pool, value_conv_pool, state_indices, silu, null_slot, scale)
@@ -198,9 +214,10 @@ def kda_decode_layer(
 
 def by_operators(qkv: Tensor, a: Tensor, b: Tensor, **x: Any) -> Tensor:
     """The same by a sequence of causal_conv1d_update, fused_decode and rms_norm_gated, for any taps, dk, dv and dtypes."""
-    optional = ("conv_bias", "A_log", "dt_bias", "z", "norm_weight", "key_conv_pool", "value_conv_pool", "state_indices")
+    optional = ["conv_bias", "A_log", "dt_bias", "z", "norm_weight", "key_conv_pool", "value_conv_pool", "state_indices"]
+    optional.append("state_scales")
     x = dict.fromkeys((*optional, "lower_bound", "null_slot", "scale")) | x | {"qkv": qkv, "a": a, "b": b}
-    for name in (*_READ, *POOLS):
+    for name in (*_READ, *POOLS, "state_scales"):
         if not isinstance(x[name], (Tensor, type(None)) if name in optional else Tensor):
             raise ValueError(not_a_tensor(_NAME, name, x[name], optional=name in optional))
     read = {name: x[name] for name in _READ}
@@ -229,7 +246,7 @@ def by_operators(qkv: Tensor, a: Tensor, b: Tensor, **x: Any) -> Tensor:
     slots, null_slot = x["state_indices"], x["null_slot"]
     o = qkv.new_empty(qkv.shape[0], 1, heads[1], dv)
     step = {name: x[name] for name in ("A_log", "dt_bias", "lower_bound", "state_pool", "state_indices", "null_slot", "scale")}
-    step |= {"a": a[:, None], "b": b[:, None], "out": o}
+    step |= {"a": a[:, None], "b": b[:, None], "state_scales": x["state_scales"], "out": o}
     step["allow_negative_eigenvalues"] = x.get("allow_negative_eigenvalues", False)
     norm = {"gate": None if z is None else z.unflatten(-1, (heads[1], dv))[:, None], "weight": x["norm_weight"]}
     norm |= {"eps": x.get("norm_eps", 1e-5), "activation": x.get("gate_activation", "sigmoid")}
@@ -260,8 +277,13 @@ def by_operators(qkv: Tensor, a: Tensor, b: Tensor, **x: Any) -> Tensor:
         fused_decode(*(y[:, None] for y in rows), **step)
         return (o if z is None else rms_norm_gated(o, **norm)).flatten(1)
 
-    written = {name: x[name] for name in POOLS if x[name] is not None}
+    written = {name: x[name] for name in (*POOLS, "state_scales") if x[name] is not None}
     return composed(_NAME, _DIFFERENTIABLE, written, read, run, checks)
+
+
+_WORDS = {"query": "qkv", "key": "qkv", "value": "qkv", "x": "qkv", "gate": "z", "conv_state": "conv_pool", "bias": "conv_bias"}
+_WORDS |= {"conv_state_indices": "state_indices", "causal_conv1d_update.weight": "conv_weight"}
+_named_by_operators = in_words_of_caller(_NAME, **_WORDS, **{"rms_norm_gated.weight": "norm_weight"})(by_operators)
 
 
 # ---- Examples

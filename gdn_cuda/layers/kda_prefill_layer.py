@@ -50,6 +50,7 @@ def kda_prefill_layer(
     null_slot: int | None = None,
     scale: float | None = None,
     deterministic: bool = False,
+    state_scales: Tensor | None = None,
 ) -> Tensor:
     """A Kimi Delta Attention layer's prompts without its projections, with states of two pools in place, or of sequences that
     start from zeros, without pools. Returns the input of the output projection.
@@ -62,8 +63,8 @@ def kda_prefill_layer(
         qkv: (B, T, C), C = 2 key_heads dk + Hv dv, q, k and v of all heads; bf16, fp16 or fp32, and on the CPU fp64
         a: (B, T, Hv, dk); b: (B, T, Hv); z: (B, T, Hv dv); a and b of any strides
         conv_weight: (C, W), W up to 32, and silu follows the convolution
-        conv_bias, A_log, dt_bias, norm_weight, conv_pool, state_pool: as in `kda_decode_layer`, but dk and dv up to 256; one
-          pool for all channels of the convolution
+        conv_bias, A_log, dt_bias, norm_weight, conv_pool, state_pool, state_scales: as in `kda_decode_layer`, but dk and dv up
+          to 256; one pool for all channels of the convolution
         out: (B, T, Hv dv), the dtype of qkv
         cu_seqlens: (sequences + 1,), int32 or int64: packed sequences, for which B is 1
         state_indices, has_initial_state: (B or sequences,); int32 or int64, and bool
@@ -119,7 +120,8 @@ def kda_prefill_layer(
     }
     norm = () if z is None else (parts.z, norm_weight, norm_eps, gate_activation)
     if conv_pool is None and state_pool is None:
-        for name, given in (("state_indices", state_indices), ("has_initial_state", has_initial_state)):
+        slots = {"state_indices": state_indices, "has_initial_state": has_initial_state, "state_scales": state_scales}
+        for name, given in slots.items():
             if given is not None:
                 refuse(_NAME, name, "None without pools", "a tensor")
         recur = partial(chunked_forward, **recurrence, output_final_state=False)
@@ -139,6 +141,8 @@ def kda_prefill_layer(
         "has_initial_state": has_initial_state,
     }
     pools = {"conv_pool": conv_pool, "state_pool": state_pool}
+    if state_scales is not None:
+        pools["state_scales"] = state_scales
     return with_pools(_NAME, parts, convolution, recurrence, norm or None, pools, read, null_slot)
 
 

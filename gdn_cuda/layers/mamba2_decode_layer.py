@@ -15,6 +15,8 @@ from torch import Tensor
 
 from ..conv.causal_conv1d_update import _reference as convolved
 from ..conv.causal_conv1d_update import causal_conv1d_update
+from ..gdn.convert_states import convert_states
+from ..gdn.state_codes import encode
 from ..operators.autograd import keep_autograd_out, with_autograd
 from ..operators.calls import typical_call
 from ..operators.composed import composed
@@ -60,6 +62,7 @@ def _reference(x: Any) -> Tensor:
         ("delta_a", "cu_seqlens", "num_accepted_tokens", "step_states", "step_slots", "parents", "write_indices")
     )
     step |= {"state_batch_indices": x.state_indices, "null_slot": x.null_slot, "update_state": True}
+    step["state_scales"] = x.state_scales
     return advanced(SimpleNamespace(**step, dt_softplus=False, discretization="mamba")).flatten(-2)
 
 
@@ -101,6 +104,7 @@ def mamba2_decode_layer(
     norm_eps: float = 1e-5,
     norm_group_size: int | None = None,
     norm_before_gate: bool = False,
+    state_scales: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """A Mamba-2 layer's step without its projections: convolution and scan in one launch, then the norm. Returns the output.
@@ -116,8 +120,9 @@ def mamba2_decode_layer(
         dt: (B, H); z, out: (B, H P); z and dt fp32, bf16 or fp16, out as xBC, any strides
         conv_weight: (C, 4); conv_bias: (C,); A, dt_bias: (H,); D: (H,) or (H, P); norm_weight: (H P,); all fp32, bf16 or fp16
         conv_pool: (slots, C, 3 or more), fp32, bf16 or fp16, any strides: a pool (slots, columns, C) is passed transposed
-        state_pool: (slots, H, P, N), N 64, 128 or 256, fp32, bf16 or fp16: each slot contiguous from 16 bytes on, any stride
-          between slots
+        state_pool: (slots, H, P, N), N 64, 128 or 256, fp32, bf16, fp16 or int8: each slot contiguous from 16 bytes on, any
+          stride between slots
+        state_scales: (slots, H, P, N / 32), fp32, if the pool is int8, as in `selective_state_update`
         state_indices: (B,), int32 or int64: a sequence's slot in both pools; None: sequence n has slot n
 
     Parameters:
@@ -158,7 +163,7 @@ def mamba2_decode_layer(
     if norm_weight is not None:
         z = None
     required = (xBC, dt, conv_weight, A, conv_pool, state_pool, groups, float(dt_limit[0]), float(dt_limit[1]), out)
-    call = (*required, conv_bias, dt_softplus, D, dt_bias, z, state_indices, silu, null_slot)
+    call = (*required, conv_bias, dt_softplus, D, dt_bias, z, state_indices, state_scales, silu, null_slot)
     if norm_weight is None:
         with_autograd(_layer, call)
         return out
@@ -182,6 +187,8 @@ def mamba2_decode_layer(
 
     read = dict(zip(_READ, (xBC, dt, conv_weight, conv_bias, A, D, dt_bias, gate, state_indices), strict=True))
     written = {"conv_pool": conv_pool, "state_pool": state_pool}
+    if state_scales is not None:
+        written["state_scales"] = state_scales
     return composed(_NAME, _DIFFERENTIABLE, written, read | {"norm_weight": norm_weight}, run, checks)
 
 
@@ -203,6 +210,7 @@ def by_operators(
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = NO_LIMIT,
     null_slot: int | None = None,
+    state_scales: Tensor | None = None,
 ) -> Tensor:
     """The same by causal_conv1d_update and selective_state_update, for any numbers of taps and states."""
     heads, dim, states = state_pool.shape[1:]
@@ -216,7 +224,7 @@ def by_operators(
         gate = None if z is None else z.unflatten(-1, (heads, dim))
         values = {"x": x, "dt": dt, "A": A.float(), "B": B, "C": C, "D": D, "z": gate, "dt_bias": dt_bias}
         options = {"dt_softplus": dt_softplus, "state_batch_indices": state_indices, "discretization": "mamba"}
-        return {"state": state_pool, **values, **options, "null_slot": null_slot}
+        return {"state": state_pool, **values, **options, "null_slot": null_slot, "state_scales": state_scales}
 
     def checks() -> None:
         """Checks the operator that runs after the convolution has written its states."""
@@ -230,7 +238,10 @@ def by_operators(
         return selective_state_update(**step(conv)).flatten(-2)
 
     read = dict(zip(_READ, (xBC, dt, conv_weight, conv_bias, A, D, dt_bias, z, state_indices), strict=True))
-    return composed(_NAME, _DIFFERENTIABLE, {"conv_pool": conv_pool, "state_pool": state_pool}, read, run, checks)
+    written = {"conv_pool": conv_pool, "state_pool": state_pool}
+    if state_scales is not None:
+        written["state_scales"] = state_scales
+    return composed(_NAME, _DIFFERENTIABLE, written, read, run, checks)
 
 
 # ---- Examples
@@ -285,6 +296,13 @@ def _groups(B: int, T: int, seed: int) -> Arguments:
     return x | more
 
 
+@example(mamba2_decode_layer, "mamba2_decode_layer-int8")
+def _coded(B: int, T: int, seed: int) -> Arguments:
+    x = layer_arguments(B, seed, heads=4, groups=2)
+    x["state_pool"], x["state_scales"] = encode(x["state_pool"])
+    return x
+
+
 # Defaults of `python -m gdn_cuda explain mamba2_decode_layer B=64`: Nemotron-H-8B in a server.
 typical_call(
     mamba2_decode_layer,
@@ -297,13 +315,20 @@ typical_call(
 # ---- Benchmarks, with the two operators as peer
 
 
+_POOLS = ("conv_pool", "state_pool", "state_scales")
+
+
+def _copied(x: Inputs) -> Inputs:
+    return {name: x[name].clone(memory_format=torch.preserve_format) for name in _POOLS if name in x}
+
+
 def _operators(x: Inputs) -> Peer:
-    pools = {name: x[name].clone(memory_format=torch.preserve_format) for name in ("conv_pool", "state_pool")}
+    pools = _copied(x)
     given = {name: y for name, y in x.items() if name != "out"} | pools
     return Peer(partial(by_operators, **given), lambda returned: (returned, pools["state_pool"]))
 
 
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 
 
 @bench({"operators": _operators}, operator=_NAME)
@@ -331,18 +356,20 @@ def layer_work(device: str, batch: int, heads: int, groups: int, state: torch.dt
         "dt_bias": fp32(heads),
         "z": z,
         "conv_pool": normal(batch, TAPS - 1, channels, device=device).mT,
-        "state_pool": normal(batch, heads, dim, states, device=device, dtype=state),
+        "state_pool": normal(batch, heads, dim, states, device=device, dtype=torch.float32 if state == torch.int8 else state),
         "state_indices": torch.randperm(batch, device=device, dtype=torch.int32),
         "groups": groups,
         "dt_softplus": True,
         "out": torch.empty(batch, rows, device=device, dtype=torch.bfloat16),
     }
+    if state == torch.int8:
+        x["state_pool"], x["state_scales"] = convert_states(x["state_pool"], state)
 
     def outcome(inputs: Inputs) -> Outcome:
-        pools = {name: inputs[name].clone(memory_format=torch.preserve_format) for name in ("conv_pool", "state_pool")}
+        pools = _copied(inputs)
         return mamba2_decode_layer(**inputs | pools | {"out": None}), pools["state_pool"]
 
-    moved = 2 * size(x["state_pool"], x["conv_pool"]) + size(xBC, z, dt, x["out"], x["conv_weight"])
+    moved = 2 * size(*(x[name] for name in _POOLS if name in x)) + size(xBC, z, dt, x["out"], x["conv_weight"])
     return Work(partial(mamba2_decode_layer, **x), moved, 0, x, outcome, x)
 
 
@@ -352,9 +379,10 @@ def layer_work(device: str, batch: int, heads: int, groups: int, state: torch.dt
 @sanitizes("mamba2_decode_layer")
 def _sanitized() -> None:
     for state, N, (heads, dim, groups) in product(
-        (torch.float32, torch.bfloat16, torch.float16), STATES, ((4, 37, 2), (3, 64, 1), (2, 5, 2))
+        (torch.float32, torch.bfloat16, torch.float16, torch.int8), STATES, ((4, 37, 2), (3, 64, 1), (2, 5, 2))
     ):
         channels = heads * dim + 2 * groups * N
+        pool, scales = convert_states(draw(6, heads, dim, N), state)
         mamba2_decode_layer(
             draw(5, channels, dtype=torch.bfloat16),
             draw(5, heads),
@@ -363,7 +391,8 @@ def _sanitized() -> None:
             D=draw(heads, dim),
             z=draw(5, heads * dim),
             conv_pool=draw(6, TAPS, channels, dtype=torch.bfloat16).mT,
-            state_pool=draw(6, heads, dim, N, dtype=state),
+            state_pool=pool,
+            state_scales=scales,
             state_indices=hostile_indices(5),
             groups=groups,
             dt_softplus=True,

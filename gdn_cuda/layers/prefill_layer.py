@@ -53,6 +53,7 @@ def gdn_prefill_layer(
     null_slot: int | None = None,
     scale: float | None = None,
     deterministic: bool = False,
+    state_scales: Tensor | None = None,
     z: Tensor | None = None,
     a: Tensor | None = None,
 ) -> Tensor:
@@ -66,8 +67,8 @@ def gdn_prefill_layer(
     Shapes:
         qkvz, ba, z, a, heads, dk, dv, layout: as in `gdn_decode_layer`, but dk and dv are multiples of 8 up to 256, and T is
           any length
-        conv_weight, conv_bias, A_log, dt_bias, norm_weight, conv_pool, state_pool: as in `gdn_decode_layer`, but conv_weight is
-          (C, W), W up to 32, and silu follows the convolution
+        conv_weight, conv_bias, A_log, dt_bias, norm_weight, conv_pool, state_pool, state_scales: as in `gdn_decode_layer`, but
+          conv_weight is (C, W), W up to 32, and silu follows the convolution
         out: (B, T, Hv dv), the dtype of qkvz
         cu_seqlens: (sequences + 1,), int32 or int64: packed sequences, for which B is 1
         state_indices, has_initial_state: (B or sequences,); int32 or int64, and bool
@@ -122,7 +123,8 @@ def gdn_prefill_layer(
     }
     norm = (parts.z, norm_weight, norm_eps, gate_activation)
     if conv_pool is None and state_pool is None:
-        for name, given in (("state_indices", state_indices), ("has_initial_state", has_initial_state)):
+        slots = {"state_indices": state_indices, "has_initial_state": has_initial_state, "state_scales": state_scales}
+        for name, given in slots.items():
             if given is not None:
                 refuse(_NAME, name, "None without pools", "a tensor")
         recur = partial(chunked_forward, **recurrence, output_final_state=False)
@@ -142,6 +144,8 @@ def gdn_prefill_layer(
         "a": a,
     }
     pools = {"conv_pool": conv_pool, "state_pool": state_pool}
+    if state_scales is not None:
+        pools["state_scales"] = state_scales
     return with_pools(_NAME, parts, convolution, recurrence, norm, pools, read, null_slot)
 
 
@@ -173,6 +177,7 @@ def with_pools(
     dk, dv, heads = convolution["dk"], convolution["dv"], (convolution["key_heads"], convolution["value_heads"])
     o = mixed.new_empty(*mixed.shape[:2], heads[1], dv)
     recurrence = recurrence | {"state": state_pool, "state_indices": slots, "has_initial_state": has_initial_state}
+    recurrence["state_scales"] = pools.get("state_scales")
 
     def rows_and_out(query: Tensor, key: Tensor, value: Tensor) -> dict[str, Tensor]:
         rows = {"query": query, "key": key, "value": value, "beta": parts.b, "gate": parts.a, "out": o}

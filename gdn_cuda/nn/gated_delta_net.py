@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..gdn.state_codes import require_scales, zero_states
 from ..layers import gdn_decode_layer, gdn_prefill_layer
 from ..layers.decode_layer import MOST_TOKENS, TAPS, by_operators
 from ..operators.composed import as_one_call
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ..parallel import Context
 
 _DT_MIN, _DT_MAX = 0.001, 0.1  # the initial range of softplus(dt_bias)
-_FUSED_DTYPES, _FUSED_STATES = (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16)
+_FUSED_DTYPES, _FUSED_STATES = (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16, torch.int8)
 _FUSED_HEAD_K, _FUSED_HEAD_V = (64, 96, 128, 192, 256), range(8, 257, 8)
 # Names in Qwen3.5, OLMo-Hybrid and FLA.
 _SEPARATE = {
@@ -38,6 +39,7 @@ class GatedDeltaNetState(NamedTuple):
 
     conv: Tensor  # (slots, C, columns), each slot (columns, C) in memory
     recurrent: Tensor  # (slots, Hv, dv, dk)
+    scales: Tensor | None = None  # (slots, Hv, dv, dk / 32), fp32, of recurrent states of int8
 
 
 class GatedDeltaNet(nn.Module):
@@ -133,12 +135,12 @@ class GatedDeltaNet(nn.Module):
 
     def new_state(self, slots: int, columns: int = TAPS - 1, dtype: torch.dtype | None = None) -> GatedDeltaNetState:
         """Pools of zeros. `columns`: columns of the convolution's states, T + 2 if steps verify T tokens; `dtype`: dtype of the
-        recurrent states, by default fp32, or fp64 for parameters in fp64."""
+        recurrent states, by default fp32, or fp64 for parameters in fp64; int8 has scales."""
         weight = self.conv1d.weight
         strides = columns * self.channels, 1, self.channels  # not a view: autograd would forbid a call to write it
         conv = torch.empty_strided((slots, self.channels, columns), strides, device=weight.device, dtype=weight.dtype).zero_()
         sizes = (slots, self.heads[1], self.head_v_dim, self.head_k_dim)
-        return GatedDeltaNetState(conv, torch.zeros(sizes, device=weight.device, dtype=dtype or state_dtype(weight)))
+        return GatedDeltaNetState(conv, *zero_states(sizes, dtype or state_dtype(weight), weight.device))
 
     def forward(
         self,
@@ -195,11 +197,12 @@ class GatedDeltaNet(nn.Module):
         self, function: str, layer: Callable[..., Tensor], x: Tensor, state: GatedDeltaNetState, more: dict[str, Any]
     ) -> Tensor:
         def run() -> Tensor:
-            pools = {"conv_pool": state.conv, "state_pool": state.recurrent}
+            pools = {"conv_pool": state.conv, "state_pool": state.recurrent, "state_scales": state.scales}
             out: Tensor = self.out_proj(layer(**self._arguments(x), **pools, **more))
             return out
 
-        written = {"state.conv": state.conv, "state.recurrent": state.recurrent}
+        require_scales("GatedDeltaNet", "state.scales", state.recurrent, state.scales)
+        written = {f"state.{name}": pool for name, pool in state._asdict().items() if pool is not None}
         return as_one_call(function, "forward without a state", written, {"x": x}, run, self)
 
     def _arguments(self, x: Tensor) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 
+from ..gdn.state_codes import require_scales, zero_states
 from ..layers.kda_decode_layer import TAPS, by_operators, kda_decode_layer
 from ..layers.kda_prefill_layer import kda_prefill_layer
 from ..operators.composed import as_one_call
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ..parallel import Context
 
 _DT_MIN, _DT_MAX, _DT_FLOOR = 0.001, 0.1, 1e-4  # the initial range of softplus(dt_bias), and its lower bound
-_FUSED_DTYPES, _FUSED_STATES = (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16)
+_FUSED_DTYPES, _FUSED_STATES = (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16, torch.int8)
 _FUSED_HEAD_K, _FUSED_HEAD_V, _FUSED_TAPS = (64, 96, 128, 192, 256), range(8, 257, 8), range(2, TAPS + 1)
 _CONVOLUTIONS = (("q_conv1d", "k_conv1d", "v_conv1d"),)
 # Names in FLA, in Moonshot's checkpoints, and in transformers.
@@ -50,6 +51,7 @@ class KimiDeltaAttentionState(NamedTuple):
 
     conv: Tensor  # (slots, C, columns), each slot (columns, C) in memory
     recurrent: Tensor  # (slots, Hv, dv, dk)
+    scales: Tensor | None = None  # (slots, Hv, dv, dk / 32), fp32, of recurrent states of int8
 
 
 class KimiDeltaAttention(nn.Module):
@@ -152,12 +154,12 @@ class KimiDeltaAttention(nn.Module):
 
     def new_state(self, slots: int, columns: int | None = None, dtype: torch.dtype | None = None) -> KimiDeltaAttentionState:
         """Pools of zeros. `columns`: columns of the convolution's states, by default conv_size − 1; `dtype`: dtype of the
-        recurrent states, by default fp32, or fp64 for parameters in fp64."""
+        recurrent states, by default fp32, or fp64 for parameters in fp64; int8 has scales."""
         weight, columns = self.conv1d.weight, self.conv_size - 1 if columns is None else columns
         strides = columns * self.channels, 1, self.channels  # not a view: autograd would forbid a call to write it
         conv = torch.empty_strided((slots, self.channels, columns), strides, device=weight.device, dtype=weight.dtype).zero_()
         sizes = (slots, self.heads[1], self.head_v_dim, self.head_k_dim)
-        return KimiDeltaAttentionState(conv, torch.zeros(sizes, device=weight.device, dtype=dtype or state_dtype(weight)))
+        return KimiDeltaAttentionState(conv, *zero_states(sizes, dtype or state_dtype(weight), weight.device))
 
     def forward(
         self,
@@ -218,11 +220,12 @@ class KimiDeltaAttention(nn.Module):
         more: dict[str, Any],
     ) -> Tensor:
         def run() -> Tensor:
-            pools = {"conv_pool": state.conv, "state_pool": state.recurrent}
+            pools = {"conv_pool": state.conv, "state_pool": state.recurrent, "state_scales": state.scales}
             out: Tensor = self.out_proj(layer(**arguments(), **pools, **more))
             return out.view(x.shape)
 
-        written = {"state.conv": state.conv, "state.recurrent": state.recurrent}
+        require_scales("KimiDeltaAttention", "state.scales", state.recurrent, state.scales)
+        written = {f"state.{name}": pool for name, pool in state._asdict().items() if pool is not None}
         return as_one_call(function, "forward without a state", written, {"x": x}, run, self)
 
     def _arguments(self, x: Tensor) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .autograd import may_need_gradients, without_gradients
-from .schema import check_unmarked, not_a_tensor, refuse
+from .schema import check_unmarked, not_a_tensor, refuse, require_tensor, require_tensors
 
 Result = TypeVar("Result")
 _first_overlap = torch.ops.gdn_cuda.first_overlap.default
@@ -50,6 +50,26 @@ def check_buffers(function: str, written: Mapping[str, Any], read: Mapping[str, 
         if x is not None and not isinstance(x, Tensor):
             raise ValueError(not_a_tensor(function, argument, x))
     check_apart(function, written, read)
+
+
+def result_in(
+    function: str, out: Tensor | None, shape: tuple[int, ...], like: Tensor, given: Mapping[str, Any], run: Callable[[], Tensor]
+) -> Tensor:
+    """The result of `run`, of this shape and the dtype of `like`; in `out` if there is one, which is apart from what is given.
+    Where it fails, a tensor of those given that is not strided is named first."""
+    tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
+    try:
+        if out is None:
+            return run()
+        require_tensor(function, "out", out, optional=True)
+        if out.shape != shape or out.dtype != like.dtype or out.device != like.device:
+            got = f"{tuple(out.shape)} of {out.dtype} on {out.device}"
+            refuse(function, "out", f"{shape} of {like.dtype} on {like.device}", got)
+        check_buffers(function, {"out": out}, tensors)
+        return out.copy_(run())
+    except Exception:
+        require_tensors(function, **tensors)
+        raise
 
 
 def on_cpu(x: Tensor) -> bool:

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..gdn.convert_states import convert_states
+from ..gdn.state_codes import encode, read_states, store_states
 from ..operators import operator, verify
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example
@@ -21,7 +23,6 @@ from ..operators.schema import refuse
 from ..operators.state_slots import (
     check_slots,
     check_width,
-    gather_states,
     is_slot,
     starting_slots,
     tokens_of,
@@ -172,7 +173,7 @@ def _reference(x: Any) -> Tensor:
     elif written.dim() == 2:
         check_width(_NAME, "state_batch_indices" if x.write_indices is None else "write_indices", lengths, written.shape[1])
     active = is_slot(slots, x.null_slot)
-    start = gather_states(pool, slots, active).to(values.A.dtype)
+    start = read_states(pool, x.state_scales, slots, active, values.A.dtype).to(values.A.dtype)
     if x.parents is not None:
         out = _tree(x, values, start, lengths, active)
     else:
@@ -203,7 +204,7 @@ def _store(x: Any, pool: Tensor, start: Tensor, states: Tensor, lengths: Tensor,
     last[has_tokens] = states[(lengths.cumsum(0) - 1)[has_tokens]]
     last = torch.where(has_tokens[:, None, None, None], last, start)
     kept = active & is_slot(written, x.null_slot)
-    pool[written[kept]] = last[kept].to(pool.dtype)
+    store_states(pool, x.state_scales, (written[kept],), last[kept])
 
 
 @operator(reference=_reference, out="x")
@@ -230,6 +231,7 @@ def selective_state_update(
     parents: Tensor | None = None,
     write_indices: Tensor | None = None,
     update_state: bool = True,
+    state_scales: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """One or several tokens of a selective scan, with states updated in place: the serving step. Returns the output.
@@ -241,7 +243,9 @@ def selective_state_update(
 
     Shapes:
         state: (B, dim, N), or with heads (B, heads, dim, N); fp32, bf16, fp16 or complex64, N from 1 to 256: each state
-          contiguous, any stride between them. With state_batch_indices B is the number of slots
+          contiguous, any stride between them. With state_batch_indices B is the number of slots. int8 (B, heads, dim, N), with
+          state_scales: one token of each sequence, N 64, 128 or 256, one value of A for all of them
+        state_scales: (B, heads, dim, N / 32), fp32, each state contiguous, if states are int8 (`convert_states`); written too
         x, dt, z, delta_a, out: (B, dim) or (B, T, dim), with heads (B, heads, dim) or (B, T, heads, dim); fp32, bf16 or fp16,
           any strides; out as x. With heads dt and delta_a may be (B, heads) or (B, T, heads), one step per head. Packed, with
           cu_seqlens, the tokens of all sequences take the place of B
@@ -276,6 +280,10 @@ def selective_state_update(
     A, dt, dt_bias and D have one value per head in Mamba-2, as tensors without the other dimensions or expanded over them. If A
     is the same for all of N, Ā is computed once per row; for 64, 128 or 256 states by a kernel of its own.
 
+    An int8 state is scale · code, with a scale for every 32 contiguous columns of a row (`convert_states`). The call computes
+    in fp32, and rounds the state after the token to nearest with new scales: Mamba-2's step ("mamba" or "dirac") from and to
+    slots, with `write_indices` and `update_state`, without the states of several tokens.
+
     Edge cases:
         A slot to read that is negative or equal to `null_slot` skips its sequence: zero output, no slot touched. A slot to
         write that is negative or equal to `null_slot` is not written.
@@ -285,6 +293,7 @@ def selective_state_update(
         sequence have the output 0.
         In a tree a token without a state, because its parent has none or is no earlier token, has an output of NaN, as in
         `fused_decode`; branches start from stored states, which were rounded.
+        An int8 state saturates where it is infinite, is 0 where its scale is 0, and a NaN of it spreads to its 32 columns.
         "rglru" ignores B, "s7" ignores A; both are real, and refuse delta_a.
         Ā = 0 does not erase an infinity or NaN in the state: 0·∞ is NaN. But with "mamba" and "dirac" it does where A has one
         value for all of N, as a tensor (heads,) or expanded: δ_A A below −104 is an exact reset, as in `ssd_scan`.
@@ -361,6 +370,16 @@ def _per_head(B: int, T: int, seed: int) -> Arguments:
     return x | {"state_batch_indices": 2 * slots, "write_indices": 2 * slots + 1, "null_slot": 2}
 
 
+@example(selective_state_update, "selective_state_update-int8")
+def _coded(B: int, T: int, seed: int) -> Arguments:
+    """Mamba-2 on states in 8 bits, from a slot to another one."""
+    x = _inputs(B, None, seed, heads=True, groups=True, slots=2 * B + 1, N=64)
+    x |= {name: x[name][..., 0].contiguous() for name in ("dt", "dt_bias", "D")} | {"A": x["A"][:, 0, 0].contiguous()}
+    x["state"], x["state_scales"] = encode(x["state"])
+    slots = torch.arange(B)
+    return x | {"state_batch_indices": 2 * slots, "write_indices": 2 * slots + 1, "null_slot": 2}
+
+
 @example(selective_state_update, "selective_state_update-read-only")
 def _read_only(B: int, T: int, seed: int) -> Arguments:
     return _inputs(B, None, seed, heads=True) | {"update_state": False}
@@ -424,18 +443,20 @@ def _mamba_ssm(x: Inputs) -> Peer:
     step = import_peer("mamba_ssm.ops.triton.selective_state_update", "selective_state_update")
     if x["x"].dim() == x["state"].dim():
         raise Absent("it takes one token a call")
+    if "state_scales" in x:
+        raise Absent("it has no int8 states")
     given = {name: y for name, y in x.items() if name not in ("out", "state")}
     state = x["state"].clone()
     return Peer(lambda: step(state, **given), lambda returned: (returned, state))
 
 
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 
 
 @bench({"mamba-ssm": _mamba_ssm}, operator="selective_state_update")
 def _measured(device: str) -> Iterator[Case]:
     on_gpu = device == "cuda"
-    for dim, state in product((5120, 8192) if on_gpu else (512,), _NAMES):
+    for dim, state in product((5120, 8192) if on_gpu else (512,), (torch.float32, torch.bfloat16)):
         for batch in (1, 16, 64, 256, 1024) if on_gpu else (1, 4):
             kind = f"{_NAMES[state]} state"
             yield Case(f"B={batch} dim={dim} N=16 {kind}", partial(step_work, device, batch, (dim,), 16, state), kind=kind)
@@ -451,8 +472,11 @@ def _measured(device: str) -> Iterator[Case]:
 
 def step_work(device: str, batch: int, rows: tuple[int, ...], N: int, state: torch.dtype, tokens: int | None = None) -> Work:
     lead = (batch,) if tokens is None else (batch, tokens)
+    states, scales = normal(batch, *rows, N, device=device, dtype=torch.float32 if state == torch.int8 else state), None
+    if state == torch.int8:
+        states, scales = convert_states(states, state)
     x: Inputs = {
-        "state": normal(batch, *rows, N, device=device, dtype=state),
+        "state": states,
         "x": normal(*lead, *rows, device=device),
         "z": normal(*lead, *rows, device=device),
         "B": normal(*lead, N, device=device),
@@ -473,16 +497,21 @@ def step_work(device: str, batch: int, rows: tuple[int, ...], N: int, state: tor
             "B": normal(*lead, 1, N, device=device),
             "C": normal(*lead, 1, N, device=device),
         }
+    if scales is not None:
+        x["state_scales"] = scales
     written = x["state"]
     if tokens is not None:
         written = x["step_states"] = torch.empty(batch, tokens, *rows, N, device=device, dtype=state)
         x["step_slots"] = torch.arange(batch, device=device)
 
     def outcome(inputs: Inputs) -> Outcome:
-        copy = inputs["state"].clone()
-        return selective_state_update(**inputs | {"state": copy, "out": None}), copy
+        pools = {name: inputs[name].clone() for name in ("state", "state_scales") if name in inputs}
+        return selective_state_update(**inputs | pools | {"out": None}), pools["state"]
 
-    moved = size(x["state"], written, x["x"], x["z"], x["out"], x["B"], x["C"]) + 2 * batch * (tokens or 1) * x["dt"][0].numel()
+    moved = 0 if scales is None else 2 * size(scales)
+    moved += (
+        size(x["state"], written, x["x"], x["z"], x["out"], x["B"], x["C"]) + 2 * batch * (tokens or 1) * x["dt"][0].numel()
+    )
     return Work(partial(selective_state_update, **x), moved, 0, x, outcome, x)
 
 
@@ -520,12 +549,13 @@ def _sanitized_tokens() -> None:
 @sanitizes("selective_step_tied")
 def _sanitized_tied() -> None:
     for state, N, (batch, heads) in product(
-        (torch.float32, torch.bfloat16, torch.float16), (64, 128, 256), ((30, 32), (5, 96))
+        (torch.float32, torch.bfloat16, torch.float16, torch.int8), (64, 128, 256), ((30, 32), (5, 96))
     ):
+        pool, scales = convert_states(draw(8, heads, 37, N), state)
         slots, written = hostile_indices(batch), hostile_indices(batch).flip(0)
         for more in ({"write_indices": written, "null_slot": 3}, {"update_state": False}, {}):
             selective_state_update(
-                draw(8, heads, 37, N, dtype=state),
+                pool,
                 draw(batch, heads, 37, dtype=torch.bfloat16),
                 draw(batch, heads).abs(),
                 -draw(heads).abs(),
@@ -534,6 +564,7 @@ def _sanitized_tied() -> None:
                 draw(heads),
                 draw(batch, heads, 37),
                 state_batch_indices=slots,
+                state_scales=scales,
                 **more,
             )
 

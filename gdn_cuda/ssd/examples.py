@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..gdn.state_codes import encode
 from ..operators.examples import Arguments, Case, call_operator, example, random
 from .gradients import ssd_scan_backward_operator
 from .replay import ssd_replay_buffers, ssd_replay_decode
@@ -45,6 +46,14 @@ def _example(B: int, T: int, seed: int) -> Arguments:
 def _example_packed(B: int, T: int, seed: int) -> Arguments:
     states = {"initial_state": random(3, 3, 64, 64, seed=seed + 8), "has_initial_state": torch.tensor([True, False, True])}
     return _drawn(1, 70, seed) | states | {"cu_seqlens": torch.tensor(_OFFSETS), "deterministic": True}
+
+
+@example(ssd_scan, "ssd_scan, int8 states")
+def _example_coded(B: int, T: int, seed: int) -> Arguments:
+    pool, scales = encode(random(B + 2, 3, 64, 64, seed=seed + 8))
+    slots = torch.arange(B).flip(0) + 1
+    slots[1:2] = -1
+    return _drawn(B, T, seed) | {"initial_state": pool, "state_scales": scales, "state_indices": slots}
 
 
 @example(ssd_scan, "ssd_scan, numbered sequences")
@@ -135,11 +144,12 @@ def _example_packed_backward(B: int, T: int, seed: int) -> Arguments:
 
 def _replay(lead: tuple[int, ...], sequences: int, seed: int, io: torch.dtype, state: torch.dtype) -> Arguments:
     """Strided views of a projection; every slot has a ring with tokens, of which some are pending."""
-    heads, groups, P, N, window = 4, 2, 16, 24, 5
+    heads, groups, P, N, window = 4, 2, 16, 32 if state == torch.int8 else 24, 5
     widths = [heads * P, groups * N, groups * N, heads * P, heads, 4]  # rows begin at multiples of 16 bytes
     rows = random(*lead, sum(widths), seed=seed, dtype=io).split(widths, dim=-1)
-    memory = random(sequences + 2, 2 * heads * P * N, seed=seed + 1, dtype=state)
-    pool = memory[:, : heads * P * N].unflatten(-1, (heads, P, N))
+    memory = random(sequences + 2, 2 * heads * P * N, seed=seed + 1)
+    states = memory[:, : heads * P * N].unflatten(-1, (heads, P, N))
+    pool, scales = encode(states) if state == torch.int8 else (states.to(state), None)
     buffers = ssd_replay_buffers(pool, window, groups, dtype=io)
     buffers.x_ring.copy_(random(*buffers.x_ring.shape, seed=seed + 2))
     buffers.B_ring.copy_(random(*buffers.B_ring.shape, seed=seed + 3))
@@ -160,7 +170,7 @@ def _replay(lead: tuple[int, ...], sequences: int, seed: int, io: torch.dtype, s
         "dt_bias": random(heads, seed=seed + 7, dtype=torch.bfloat16),
         "state_indices": slots,
         "dt_softplus": True,
-    }
+    } | ({} if scales is None else {"state_scales": scales})
 
 
 @example(ssd_replay_decode)
@@ -177,6 +187,11 @@ def _example_replay_verify(B: int, T: int, seed: int) -> Arguments:
         "dt_limit": (0.1, 0.5),
         "fold": True,
     }
+
+
+@example(ssd_replay_decode, "ssd_replay_decode, int8 states")
+def _example_replay_codes(B: int, T: int, seed: int) -> Arguments:
+    return _replay((B, min(T, 16)), B, seed, torch.bfloat16, torch.int8) | {"fold": True}
 
 
 @example(ssd_replay_decode, "ssd_replay_decode, packed", packed=True)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..gdn.state_codes import decode, encode
 from ..operators.dtypes import state_dtype
 from ..scan.selective import selective_scan
 from .checkpoints import Places, reported, write_rows
@@ -146,15 +147,22 @@ def expanded_pool(x: Any) -> None:
         x.out.copy_(_outputs_without_slots(x, slots))
         return
     computed = (slots >= 0) & (slots < count)
-    initial = torch.where(computed[:, None, None, None], pool[torch.where(computed, slots, 0)], 0)
+    read = torch.where(computed, slots, 0)
+    initial = pool[read] if x.state_scales is None else decode(pool[read], x.state_scales[read])
+    initial = torch.where(computed[:, None, None, None], initial, 0)
     given = {"seq_idx": None, "initial_state": initial}
     gathered = x.replaced(**given)
     _write_checkpoints(gathered, buffers)
     out, last = expanded_scan(gathered)
     fills = _outputs_without_slots(x, slots)
     x.out.copy_(torch.where(fills == 1, out, fills))
-    if x.update_state:
-        _write_slots(pool, slots if x.write_indices is None else x.write_indices.long(), last, computed)
+    if not x.update_state:
+        return
+    to = slots if x.write_indices is None else x.write_indices.long()
+    if x.state_scales is not None:
+        last, scales = encode(last)
+        _write_slots(x.state_scales, to, scales, computed)
+    _write_slots(pool, to, last, computed)
 
 
 def _outputs_without_slots(x: Any, slots: Tensor) -> Tensor:

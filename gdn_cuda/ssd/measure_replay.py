@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..gdn.state_codes import encode
 from ..operators import hostile, verify
 from ..operators.measure import Case, Inputs, Outcome, Work, bench, draw, normal, sanitizes, size
 from .replay import SsdReplayBuffers, ssd_commit_replay, ssd_replay_buffers, ssd_replay_decode
 
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 _GROUPS, _CHANNELS, _STATES = 8, 64, 128
 
 
@@ -31,7 +32,8 @@ def _measured(device: str) -> Iterator[Case]:
         shape = f"B={batch} {heads}×{_CHANNELS} G={_GROUPS} N={_STATES} {kind}"
         for window in (8, 16, 32) if on_gpu else (4,):
             yield Case(f"{shape}, W={window}", partial(_replay_work, device, heads, batch, state, window), kind=kind)
-        yield Case(f"{shape}, in place", partial(_in_place_work, device, heads, batch, state), kind=kind)
+        if state != torch.int8:
+            yield Case(f"{shape}, in place", partial(_in_place_work, device, heads, batch, state), kind=kind)
         if batch != 64:
             continue
         for tokens in (2, 4, 8):
@@ -57,7 +59,9 @@ def _tokens(device: str, heads: int, batch: int, tokens: int) -> Inputs:
 
 def _replay_work(device: str, heads: int, batch: int, state: torch.dtype, window: int, tokens: int = 1) -> Work:
     x = _tokens(device, heads, batch, tokens)
-    pool = normal(batch, heads, _CHANNELS, _STATES, device=device, dtype=state)
+    pool = normal(batch, heads, _CHANNELS, _STATES, device=device, dtype=torch.float32)
+    states = dict(zip(("state_pool", "state_scales"), encode(pool), strict=True)) if state == torch.int8 else {}
+    pool = states.setdefault("state_pool", pool.to(state))
     buffers = ssd_replay_buffers(pool, window, _GROUPS)
     buffers.x_ring.normal_(), buffers.B_ring.normal_(), buffers.delta_ring.fill_(0.5)
     new = size(*(x[name] for name in ("x", "dt", "B", "C", "z", "out")))
@@ -67,12 +71,13 @@ def _replay_work(device: str, heads: int, batch: int, state: torch.dtype, window
         x |= verify.measured_counts(device, batch, 0)
     else:
         buffers.pending.copy_(torch.arange(batch) % (window + 1))
-    x |= {"state_pool": pool, **buffers._asdict(), "state_indices": torch.randperm(batch, device=device, dtype=torch.int32)}
-    written = 0 if tokens > 1 else size(pool) // (window + 1)
-    moved = size(pool) + written + ring // 2 + ring * tokens // window + new
+    x |= states | buffers._asdict() | {"state_indices": torch.randperm(batch, device=device, dtype=torch.int32)}
+    read = size(*states.values())
+    written = 0 if tokens > 1 else read // (window + 1)
+    moved = read + written + ring // 2 + ring * tokens // window + new
 
     def outcome(inputs: Inputs) -> Outcome:
-        names = ("state_pool", *SsdReplayBuffers._fields)
+        names = (*states, *SsdReplayBuffers._fields)
         own = inputs | {name: inputs[name].clone() for name in names} | {"out": None}
         return ssd_replay_decode(**own), own["state_pool"]
 
@@ -113,12 +118,14 @@ def _in_place_work(device: str, heads: int, batch: int, state: torch.dtype) -> W
 @sanitizes("replay_step")
 def _sanitized() -> None:
     """A token and several, rings that are full and not, rows that do not start on 16 bytes; invalid slots, counts, offsets."""
-    dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.bfloat16)
     for (io, state), (P, N), (tokens, window) in product(
-        zip(dtypes, (torch.float32, torch.bfloat16, torch.float16), strict=True),
+        zip(dtypes, (torch.float32, torch.bfloat16, torch.float16, torch.int8), strict=True),
         ((64, 128), (80, 256), (8, 40)),
         ((1, 2), (5, 7)),
     ):
+        if state == torch.int8 and N % 32:
+            continue
         for packed in (False, True):
             _sanitized_call(io, state, P, N, tokens, window, packed)
 
@@ -126,7 +133,8 @@ def _sanitized() -> None:
 def _sanitized_call(io: torch.dtype, state: torch.dtype, P: int, N: int, tokens: int, window: int, packed: bool) -> None:
     sequences, heads, groups = 5, 6, 2
     lead = (sequences * tokens,) if packed else (sequences, tokens)
-    pool = draw(sequences + 2, heads, P, N, dtype=state)
+    pool = draw(sequences + 2, heads, P, N, dtype=torch.float32).to(state)
+    scales = torch.rand(*pool.shape[:3], N // 32, device="cuda") if state == torch.int8 else None
     buffers = ssd_replay_buffers(pool, window, groups, dtype=io)
     buffers.x_ring.normal_(), buffers.B_ring.normal_(), buffers.delta_ring.fill_(0.5)
     slots = hostile.hostile_indices(sequences)
@@ -142,6 +150,7 @@ def _sanitized_call(io: torch.dtype, state: torch.dtype, P: int, N: int, tokens:
         "state_pool": pool,
         **buffers._asdict(),
         "state_indices": slots,
+        "state_scales": scales,
         "cu_seqlens": torch.tensor([0, *hostile.INDICES], device="cuda") if packed else None,
         "dt_softplus": True,
     }
@@ -150,4 +159,4 @@ def _sanitized_call(io: torch.dtype, state: torch.dtype, P: int, N: int, tokens:
     valid = {name: count % (tokens + 1) for name, count in verify.hostile_counts(sequences).items()}
     for counts in (verify.hostile_counts(sequences), valid, valid):
         ssd_replay_decode(**x, **counts)
-    ssd_commit_replay(pool, buffers, x["A"], slots, valid["num_accepted_tokens"])
+    ssd_commit_replay(pool, buffers, x["A"], slots, valid["num_accepted_tokens"], state_scales=scales)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..gdn.state_codes import read_states, store_states
 from ..operators import Differentiable
 from ..operators.autograd import keep_autograd_out, needs_gradients, with_autograd
 from ..operators.calls import typical_call
@@ -90,7 +91,9 @@ def _with_pool(x: Any) -> None:
     _unpacked(x)
     slots, count = x.state_indices.long(), x.initial_state.shape[0]
     computed = (slots >= 0) & (slots < count)
-    out, last = _scanned(x, x.initial_state[torch.where(computed, slots, 0)] if count else None)
+    wide = torch.float64 if x.x.dtype == torch.float64 else torch.float32
+    initial = read_states(x.initial_state, x.state_scales, torch.where(computed, slots, 0), computed, wide) if count else None
+    out, last = _scanned(x, initial)
     for slot, span in zip(slots.tolist(), spans_of(x), strict=True):
         if not 0 <= slot < count:
             out[span.row, span.first : span.end] = 0 if slot < 0 else torch.nan
@@ -98,7 +101,7 @@ def _with_pool(x: Any) -> None:
     if x.update_state:
         to = slots if x.write_indices is None else x.write_indices.long()
         written = computed & (to >= 0) & (to < count)
-        x.initial_state[to[written]] = last[written].to(x.initial_state.dtype)
+        store_states(x.initial_state, x.state_scales, (to[written],), last[written])
 
 
 def _summary_shapes(x: Any) -> tuple[Tensor, Tensor]:
@@ -160,6 +163,8 @@ def _refuse_contradictions(x: Any, with_gradients: bool) -> None:
             refuse(_NAME, "write_indices", "None without state_indices or last_state", "a tensor")
         if not x.update_state:
             refuse(_NAME, "update_state", "True without state_indices", x.update_state)
+        if x.state_scales is not None:
+            refuse(_NAME, "state_scales", "None without state_indices", "a tensor")
     else:
         if x.initial_state is None:
             refuse(_NAME, "initial_state", "a pool (slots, H, P, N) with state_indices", "None")
@@ -231,6 +236,7 @@ def ssd_scan(
     has_initial_state: Tensor | None = None,
     write_indices: Tensor | None = None,
     update_state: bool = True,
+    state_scales: Tensor | None = None,
     last_state: Tensor | None = None,
     checkpoint_every: int = 0,
     checkpoint_offsets: Tensor | None = None,
@@ -254,7 +260,9 @@ def ssd_scan(
         B, C: (B, T, G, N), the dtype of x; head h reads group h // (H/G)
         D: (H,) or (H, P); fp32, bf16 or fp16
         initial_state, last_state: (B, H, P, N), or (sequences, H, P, N) with cu_seqlens; fp32, bf16 or fp16, a head's
-          contiguous. With `state_indices` a pool (slots, H, P, N), which is updated in place and returned as the last state
+          contiguous. With `state_indices` a pool (slots, H, P, N), which is updated in place and returned as the last state;
+          it may be int8, each slot contiguous
+        state_scales: (slots, H, P, N / 32), fp32, if the pool is int8 (`convert_states`); written too
         cu_seqlens: (sequences + 1,), int32 or int64: packed sequences
         seq_idx: (B, T), int32: the number of each token's sequence
         state_indices: (sequences,), int32 or int64: the slots to read and write; negative: a sequence that is not computed
@@ -282,6 +290,8 @@ def ssd_scan(
 
     Every tensor may be a view whose last dimension is contiguous, such as slices of one projection. CPU tensors may also be
     fp64.
+
+    States of an int8 pool pass through fp32 ones: a launch before the scan reads the slots, one after it rounds and stores.
 
     Kernels of its own take x in bf16 or fp16 with multiples of 8 channels and states, and up to 256 states, from sm_80 on, with
     gradients too. Other calls are computed by `selective_scan` on expanded tensors, in fp32, which is slower.
@@ -324,6 +334,7 @@ def ssd_scan(
         "has_initial_state": has_initial_state,
         "write_indices": write_indices,
         "update_state": update_state,
+        "state_scales": state_scales,
         "last_state": last_state,
         "checkpoint_every": checkpoint_every,
         "checkpoint_offsets": checkpoint_offsets,
@@ -361,7 +372,7 @@ def _is_usual(x: Arguments) -> bool:
     if x["state_indices"] is not None:
         has_others = x["seq_idx"] is not None or x["last_state"] is not None
         return dtype is None and x["initial_state"] is not None and not has_others
-    if not x["update_state"] or (x["write_indices"] is not None and x["last_state"] is None):
+    if not x["update_state"] or x["state_scales"] is not None or (x["write_indices"] is not None and x["last_state"] is None):
         return False
     return dtype is None or dtype in _STATE_DTYPES if x["last_state"] is None else dtype is None
 
@@ -412,7 +423,8 @@ def _written_results(x: Any) -> tuple[Tensor, Tensor]:
     if x.out is None:
         x.out = torch.empty_like(x.x, memory_format=torch.contiguous_format)
     if reports(x) and x.checkpoints is None:
-        dtype = x.state_dtype or (widest_of(x.x) if x.state_indices is None else x.initial_state.dtype)
+        wide = x.state_indices is None or x.initial_state.dtype == torch.int8
+        dtype = x.state_dtype or (widest_of(x.x) if wide else x.initial_state.dtype)
         x.checkpoints = x.x.new_empty((row_count(x), *x.x.shape[2:], x.B.shape[-1]), dtype=dtype)
     if x.state_indices is not None:
         _call(_pool_schema, expanded_pool, x)

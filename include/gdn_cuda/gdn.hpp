@@ -23,10 +23,12 @@ struct GDN_HOLDS_TENSORS RecurrentForward {
     GateBound bound = {};
     OptionalTensor has_initial_state = {};
     OptionalWritten final_state = {};
+    OptionalTensor state_scales = {};   // of an int8 state
+    OptionalWritten final_scales = {};  // of an int8 final_state
     Output out = {};
 
     GDN_FIELDS(query, key, value, state, beta, gate, cu_seqlens, verify, inference_mode, is_qk_norm, scale, gates, bound,
-               has_initial_state, final_state, out)
+               has_initial_state, final_state, state_scales, final_scales, out)
 };
 // (out, new state)
 std::tuple<Tensor, Tensor> recurrent_forward(const RecurrentForward& arguments);

@@ -124,10 +124,11 @@ struct GDN_HOLDS_TENSORS Mamba2DecodeLayer {
     bool dt_softplus = false;
     double dt_lowest = 0, dt_highest = std::numeric_limits<double>::infinity();
     std::optional<int64_t> null_slot = {};
+    OptionalWritten state_scales = {};  // for an int8 pool: (slots, H, P, N / 32) fp32
     Output out = {};
 
-    GDN_FIELDS(xBC, dt, conv_weight, conv_bias, A, dt_softplus, D, dt_bias, z, conv_pool, state_pool, state_indices, groups,
-               silu, dt_lowest, dt_highest, null_slot, out)
+    GDN_FIELDS(xBC, dt, conv_weight, conv_bias, A, dt_softplus, D, dt_bias, z, conv_pool, state_pool, state_indices,
+               state_scales, groups, silu, dt_lowest, dt_highest, null_slot, out)
 };
 // out
 Tensor mamba2_decode_layer(const Mamba2DecodeLayer& arguments);

@@ -37,6 +37,7 @@ struct GDN_HOLDS_TENSORS SsdScan {
     // write_indices alone last_state is one, written there.
     OptionalTensor state_indices = {}, write_indices = {};
     bool update_state = true;
+    OptionalWritten state_scales = {};  // for an int8 pool: (slots, H, P, N / 32) fp32
 
     GDN_FIELDS(x, dt, A, B, C, dt_softplus, D, dt_bias, initial_state, cu_seqlens, z, has_initial_state, seq_idx, dt_lowest,
                dt_highest, deterministic)
@@ -65,7 +66,8 @@ struct GDN_HOLDS_TENSORS SsdReplayDecode {
     Written state_pool, x_ring, B_ring, delta_ring, pending;
     OptionalTensor D = {}, z = {}, dt_bias = {}, state_indices = {}, cu_seqlens = {};
     VerifyOptions verify = {};
-    OptionalTensor fold_mask = {};  // (sequences) bool
+    OptionalTensor fold_mask = {};      // (sequences) bool
+    OptionalWritten state_scales = {};  // for an int8 pool: (slots, H, P, N / 32) fp32
     std::optional<int64_t> null_slot = {};
     bool dt_softplus = false;
     double dt_lowest = 0, dt_highest = std::numeric_limits<double>::infinity();
@@ -73,7 +75,7 @@ struct GDN_HOLDS_TENSORS SsdReplayDecode {
     Output out = {};
 
     GDN_FIELDS(x, dt, A, B, C, state_pool, x_ring, B_ring, delta_ring, pending, dt_softplus, D, z, dt_bias, state_indices,
-               cu_seqlens, verify, fold_mask, null_slot, dt_lowest, dt_highest, fold, out)
+               cu_seqlens, verify, fold_mask, state_scales, null_slot, dt_lowest, dt_highest, fold, out)
 };
 // out
 Tensor ssd_replay_decode(const SsdReplayDecode& arguments);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from emulated import emulated
 from soak import Soak
-from soak_delta import BoundedGates, GatedDeltaNet, KimiDeltaAttention, SixteenBitStates
+from soak_delta import BoundedGates, EightBitChannels, GatedDeltaNet, KimiDeltaAttention, MixedStates, SixteenBitStates
 from soak_engine import Load
 from soak_layer import Layer
 from soak_mamba import Mamba, Mamba2
@@ -14,7 +14,9 @@ LOAD = Load(prompt=150, generated=12, budget=200, slots=9, steps=10)
 LAYERS = (
     (GatedDeltaNet, (1, 2), 64, 64),
     (SixteenBitStates, (1, 2), 128, 64),
+    (MixedStates, (1, 2), 64, 64),
     (KimiDeltaAttention, (1, 1), 64, 64),
+    (EightBitChannels, (1, 1), 64, 64),
     (KimiDeltaAttention, (1, 2), 64, 16),
     (BoundedGates, (1, 1), 64, 64),
     (Mamba, 40, 16),

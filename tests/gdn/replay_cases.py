@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import ring_server
 import torch
-from helpers import rel_rms
 from kda_cases import decays
 from torch import Tensor
 
 import gdn_cuda
 
-Decode = Callable[..., Tensor]
 OUTPUT_BOUND = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float64: 1e-13}
-STATE_BOUND = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float64: 1e-13}
+STATE_BOUND = {
+    torch.float32: 1e-5,
+    torch.bfloat16: 8e-3,
+    torch.float16: 1e-3,
+    torch.int8: 2e-2,
+    torch.float64: 1e-13,
+}
 
 
 def gates(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,9 +56,10 @@ def literal(
     return output, after
 
 
-class Server:
-    """Sequences in slots of a pool: `verify` runs tokens and checks outputs, `accept` sets how many of them are accepted, and
-    `commit` checks the pool."""
+class Server(ring_server.Server):
+    """`commit` checks the pool."""
+
+    rows = "value"
 
     def __init__(
         self,
@@ -73,28 +79,18 @@ class Server:
         channel_gates: bool = False,
         **options: Any,
     ) -> None:
-        self.rng = torch.Generator().manual_seed(seed)
-        self.Hk, self.Hv, self.dk, self.dv, self.io, self.device = Hk, Hv, dk, dv, io, device
-        memory = self.draw(sequences + 2, Hv * dv * dk + 8, dtype=state)  # with a gap between slots
-        self.pool = memory[:, : Hv * dv * dk].unflatten(-1, (Hv, dv, dk))
+        super().__init__(seed, io, index, device)
+        self.Hk, self.Hv, self.dk, self.dv = Hk, Hv, dk, dv
+        self.draw_pool(sequences, Hv, dv, dk, dtype=state)
         self.buffers = gdn_cuda.replay_buffers(self.pool, steps, Hk, dtype=io, channel_gates=channel_gates)
         for stored in self.buffers[:3]:
             stored.fill_(torch.nan)
-        slots = torch.randperm(sequences + 2, generator=self.rng)[:sequences]
-        self.slots = slots.to(device=device, dtype=index)
-        self.index = index
-        self.states = self.pool.cpu().double()[slots]
-        self.accepted = torch.zeros(sequences, dtype=index, device=device)
-        self.heads: dict[str, Tensor | None] = {"A_log": self.draw(Hv) * pace, "dt_bias": self.draw(Hv, dtype=torch.bfloat16)}
+        self.heads = {"A_log": self.draw(Hv) * pace, "dt_bias": self.draw(Hv, dtype=torch.bfloat16)}
         self.channel_gates = channel_gates
         if channel_gates:
             self.heads["dt_bias"] = self.draw(Hv, dk)
         self.options = options
-        self.state_bound = STATE_BOUND.get(self.pool.dtype, 0.0)
-        self.after: list[list[Tensor]] = []
-
-    def draw(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(*shape, generator=self.rng).to(device=self.device, dtype=dtype)
+        self.output_bound, self.state_bound = OUTPUT_BOUND[io], STATE_BOUND[state]
 
     def tokens(self, *lead: int) -> dict[str, Tensor]:
         """Strided views of one projection."""
@@ -112,47 +108,13 @@ class Server:
         }
 
     def arguments(self, tokens: dict[str, Tensor]) -> dict[str, Any]:
-        given = {"state_pool": self.pool, **self.buffers._asdict(), "state_indices": self.slots}
-        return tokens | self.heads | given | {"num_accepted_tokens": self.accepted} | self.options
+        return super().arguments(tokens) | self.options
 
-    def verify(self, decode: Decode, lengths: Sequence[int], packed: bool = False) -> Tensor:
-        count = len(self.slots)
-        tokens = self.tokens(sum(lengths) + 1) if packed else self.tokens(count, max(lengths, default=0))
-        x = self.arguments(tokens)
-        starts = [sum(lengths[:n]) for n in range(count + 1)]
-        if packed:
-            x["cu_seqlens"] = torch.tensor(starts, dtype=self.index, device=self.device)
-        output = decode(**x, out=torch.full(x["value"].shape, torch.nan, dtype=self.io, device=self.device))
-        here = {name: y.cpu() for name, y in tokens.items()}
-        heads = {name: None if y is None else y.cpu() for name, y in self.heads.items()}
-        expected = torch.zeros(output.shape, dtype=torch.float64)
-        scale, norm = self.options.get("scale") or self.dk**-0.5, self.options.get("use_qk_l2norm", True)
-        factor = 2 if self.options.get("allow_negative_eigenvalues") else 1
-        self.after = [[state] for state in self.states]
-        for n, length in enumerate(lengths):
-            for t in range(length):
-                at = (starts[n] + t,) if packed else (n, t)
-                token = {name: y[at] for name, y in here.items()}
-                bound = self.options.get("lower_bound")
-                out, state = literal(self.after[n][-1], token, heads, scale, norm, factor, bound)
-                expected[at] = out
-                self.after[n].append(state)
-        # With a pool in 16 bits, earlier states were rounded.
-        error, bound = rel_rms(output, expected), max(OUTPUT_BOUND[self.io], self.state_bound)
-        assert error <= bound, (error, bound)
-        if packed:
-            assert not output[-1].any()
-        return output
-
-    def accept(self, counts: Sequence[int]) -> None:
-        self.states = torch.stack([after[count] for after, count in zip(self.after, counts, strict=True)])
-        self.accepted.copy_(torch.tensor(counts))
-
-    def accept_some(self) -> None:
-        self.accept([int(torch.randint(len(after), (), generator=self.rng)) for after in self.after])
+    def literal(self, state: Tensor, token: dict[str, Tensor], heads: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        x = self.options
+        scale, factor = x.get("scale") or self.dk**-0.5, 2 if x.get("allow_negative_eigenvalues") else 1
+        return literal(state, token, heads, scale, x.get("use_qk_l2norm", True), factor, x.get("lower_bound"))
 
     def commit(self, commit: Callable[..., Tensor] = gdn_cuda.commit_replay) -> None:
         commit(self.pool, self.buffers, self.slots, self.accepted)
-        error = rel_rms(self.pool[self.slots.long()], self.states)
-        assert error <= self.state_bound, error
-        self.accepted.zero_()
+        self.check_committed()

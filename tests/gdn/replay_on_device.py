@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -12,36 +11,17 @@ from devices import Device
 from guarded import bits
 from kda_cases import GATES, log_decays
 from replay_cases import Server
+from rings_on_device import Call, device_calls
 from torch import Tensor
 
 from gdn_cuda import commit_replay, replay_decode
 
 STATES = (torch.float32, torch.bfloat16)
 WRITTEN = ("state_pool", "keys", "updates", "decays", "banks")
-Call = Callable[..., Tensor]
 
 
 def calls(device: Device) -> tuple[Call, Call]:
-    """replay_decode and commit_replay. In the emulator, blocks take one row step or as many as there are: the same bits."""
-
-    def decode(**x: Any) -> Tensor:
-        written = [x[name] for name in (*WRITTEN, "out")]
-        before, results = [y.clone() for y in written], []
-        for multiprocessors in device.size((132, 0), (132,)):
-            for y, old in zip(written, before, strict=True):
-                y.copy_(old)
-            with device.kernels(multiprocessors) as launched:
-                out = replay_decode(**x)
-            assert launched is None or all(each.startswith("gdn/replay{") for each in launched())
-            results.append([bits(y) for y in (out, *written)])
-        assert all(torch.equal(mine, first) for each in results for mine, first in zip(each, results[0], strict=True))
-        return out
-
-    def commit(*arguments: Any) -> Tensor:
-        with device.kernels():
-            return commit_replay(*arguments)
-
-    return decode, commit
+    return device_calls(device, "gdn/replay", replay_decode, commit_replay, WRITTEN)
 
 
 def serve(device: Device, server: Server, tokens: int) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 import gdn_cuda
 from gdn_cuda.gdn.state_codes import LARGEST_SCALE, SMALLEST_SCALE
 from gdn_cuda.layers.decode_layer import layer_arguments
+from gdn_cuda.layers.kda_decode_layer import layer_arguments as kda_arguments
 
 GROUP = 32
 OUTPUT_BOUND = {torch.bfloat16: 3e-3, torch.float16: 4e-4, torch.float32: 1e-5}
@@ -55,7 +56,7 @@ def test_conversions(dtype: torch.dtype, dk: int, device: Device, rng: torch.Gen
     states = torch.randn(3, 2, 40, dk, generator=rng).to(dtype)
     states[0, 0, 3], states[1, 1, 5, 3:] = 0, 0
     for given in (states, states.mT.contiguous().mT):
-        with device.only("gdn/move_states"):
+        with device.only("gdn/convert_rows", *["gdn/move_states"] * (given is not states)):
             codes, scales = gdn_cuda.convert_states(given.to(device.name), torch.int8)
             back, none = gdn_cuda.convert_states(codes, dtype, scales)
             assert scales is not None and none is None
@@ -71,7 +72,7 @@ def test_conversions(dtype: torch.dtype, dk: int, device: Device, rng: torch.Gen
 def test_ties_go_to_even(device: Device) -> None:
     states = torch.zeros(1, 1, 1, 32)
     states[..., :6] = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -3.5])
-    with device.only("gdn/move_states"):
+    with device.only("gdn/convert_rows", "gdn/move_states"):
         codes, scales = gdn_cuda.convert_states(states.to(device.name), torch.int8)
     assert scales is not None and scales.item() == 1.0
     assert codes.flatten()[:6].tolist() == [127, 0, 2, 2, 0, -4]
@@ -85,7 +86,7 @@ def test_states_at_the_ends_of_fp32(device: Device) -> None:
     states = torch.zeros(1, 1, len(rows), 64)
     states[0, 0, :, :3] = torch.tensor(rows)
     states[..., 32:] = 3
-    with device.only("gdn/move_states"):
+    with device.only("gdn/convert_rows"):
         codes, scales = gdn_cuda.convert_states(states.to(device.name), torch.int8)
         back, _ = gdn_cuda.convert_states(codes, torch.float32, scales)
     assert scales is not None
@@ -108,7 +109,7 @@ def test_slots(coded_states: bool, to: torch.dtype, device: Device, rng: torch.G
     exact = read(*given) if given[1] is not None else states.double()
     there = [None if x is None else x.to(device.name) for x in given]
     read_slots = torch.tensor([4, -1, 0, 2, 5])
-    with device.only("gdn/move_states"):
+    with device.only("gdn/convert_rows"):
         found, scales = gdn_cuda.convert_states(there[0], to, there[1], state_indices=read_slots.to(device.name), null_slot=2)
     found, scales = found.cpu(), None if scales is None else scales.cpu()
     assert not found[[1, 3]].any()
@@ -123,7 +124,7 @@ def test_slots(coded_states: bool, to: torch.dtype, device: Device, rng: torch.G
     pool = coded(torch.randn(7, 2, 8, 64, generator=rng)) if to == torch.int8 else (torch.full((7, 2, 8, 64), 9.0), None)
     out = [None if x is None else x.to(device.name) for x in pool]
     written = torch.tensor([6, 0, -3, 1, 3], dtype=torch.int32)
-    with device.only("gdn/move_states"):
+    with device.only("gdn/convert_rows"):
         same, same_scales = gdn_cuda.convert_states(
             there[0],
             to,
@@ -404,23 +405,157 @@ def test_kernels_agree_bitwise(device: Device, rng: torch.Generator) -> None:
             assert all(torch.equal(after[name], found[0][1][name]) for name in ("state_pool", "state_scales"))
 
 
-def test_a_layers_step(device: Device, seed: int) -> None:
-    """Beside the one with fp32 states, from the same states; one sequence is padding."""
+@pytest.mark.parametrize("tokens, separate", [(1, False), (3, False), (0, False), (0, True)])
+def test_a_layers_step(tokens: int, separate: bool, device: Device, seed: int) -> None:
+    """Beside the one with fp32 states, from the same states; one sequence is padding. 0: a token of Kimi Delta Attention."""
+    function = gdn_cuda.gdn_decode_layer if tokens else gdn_cuda.kda_decode_layer
+    x = layer_arguments(3, tokens, seed) if tokens else kda_arguments(3, seed, separate=separate)
+    x |= {"state_indices": torch.tensor([2, -1, 4])}
+    codes, scales = coded(x["state_pool"])
+    conv = [name for name in x if name.endswith("conv_pool")]
+    pools = {name: x[name].clone() for name in conv} | {"state_pool": read(codes, scales).float()}
+    there, wide = ({name: moved(y, device) for name, y in (x | more).items()} for more in ({}, pools))
+    there |= {"state_pool": codes.to(device.name, copy=True), "state_scales": scales.to(device.name, copy=True)}
+    out = torch.full((3, tokens, 16) if tokens else (3, 16), torch.nan, dtype=torch.bfloat16, device=device.name)
+    with device.kernels():
+        assert function(**there, out=out) is out
+        expected = function(**wide)
+    assert rel_rms(out, expected) < 8e-3 and not out[1].any()
+    assert all(torch.equal(there[name].cpu(), wide[name].cpu()) for name in conv)
+    after = {"state_pool": there["state_pool"].cpu(), "state_scales": there["state_scales"].cpu()}
+    assert is_rounded(*(after[name][[2, 4]] for name in after), wide["state_pool"].cpu()[[2, 4]].double())
+    assert others_stay(after, {"state_pool": codes, "state_scales": scales}, [2, 4])
+
+
+# ---- recurrent_forward
+
+
+def recurrence(x: Call) -> Call:
+    """The call of recurrent_forward that computes what fused_decode does."""
+    slots, rates = x["state_indices"], x["A_log"].exp()
+    raw = torch.nn.functional.softplus(x["a"].float() + x["dt_bias"])
+    gate = -(rates[:, None] if raw.dim() == 4 else rates) * raw
+    found = {name: x[name] for name in ("query", "key", "value")} | {"beta": x["b"].float().sigmoid(), "gate": gate}
+    return found | {"state": x["state_pool"][slots], "state_scales": x["state_scales"][slots], "is_qk_norm": True}
+
+
+def literal_of(x: Call, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(output, the state after every token) of recurrent_forward in fp64."""
+    decay, dk = x["gate"].double().exp(), x["key"].shape[-1]
+    wide = decay if decay.dim() == 4 else decay[..., None].expand(*decay.shape, dk)
+    start = read(x["state"], x["state_scales"]) if start is None else start
+    return literal(*(x[name] for name in ("query", "key", "value", "beta")), wide, start, norm=True)
+
+
+def last_states(x: Call, to: torch.dtype | None) -> Call:
+    """Buffers for the last states, none or of a dtype."""
+    shape = (x["value"].shape[0], *x["value"].shape[2:], x["key"].shape[-1])
+    if to is None:
+        return {}
+    if to == torch.int8:
+        return {"final_state": torch.full(shape, 7, dtype=to), "final_scales": torch.full((*shape[:-1], shape[-1] // 32), 7.0)}
+    return {"final_state": torch.full(shape, torch.nan, dtype=to)}
+
+
+def recur(device: Device, x: Call, *kernels: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(output, new state, its scales) on the CPU."""
+    there = {name: moved(y, device) for name, y in x.items()}
+    with device.only(*kernels) if kernels else device.kernels():
+        output, last = gdn_cuda.recurrent_forward(**there)
+    assert "final_state" not in x or last is there["final_state"]
+    scales = there.get("final_scales")
+    return output.cpu(), last.cpu(), None if scales is None else scales.cpu()
+
+
+def is_last(states: Tensor, scales: Tensor | None, expected: Tensor) -> bool:
+    if scales is not None:
+        return is_rounded(states, scales, expected)
+    return rel_rms(states, expected) < {torch.float32: 1e-5, torch.bfloat16: 3.9e-3, torch.float16: 5e-4}[states.dtype]
+
+
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("tokens, kernel", [(1, "gdn/verify"), (3, "gdn/verify"), (18, "gdn/recurrent")])
+def test_the_recurrence(tokens: int, kernel: str, channels: bool, device: Device, rng: torch.Generator) -> None:
+    """From codes to codes without a workspace; to other states, and from these to codes."""
+    for dk in device.size((96,), (64, 96, 128)):
+        x = recurrence(drawn(rng, 3, tokens, dk=dk, channels=channels))
+        expected, states = literal_of(x)
+        for to in (torch.int8, None, torch.float32, torch.bfloat16):
+            kernels = ["gdn/decode" if channels and tokens == 1 else kernel] if to == torch.int8 else []
+            output, last, scales = recur(device, x | last_states(x, to), *kernels)
+            assert last.dtype == (to or torch.float32)
+            assert rel_rms(output, expected) < 3e-3 and is_last(last, scales, states[:, -1])
+        for dtype in (torch.float32, torch.bfloat16, None):
+            start = None if dtype is None else read(x["state"], x["state_scales"]).to(dtype)
+            exact = torch.zeros_like(states[:, 0]) if start is None else start.double()
+            expected_then, after = literal_of(x, exact)
+            given = x | last_states(x, torch.int8) | {"state": start, "state_scales": None}
+            output, last, scales = recur(device, given)
+            assert rel_rms(output, expected_then) < 3e-3 and is_last(last, scales, after[:, -1])
+
+
+def test_the_recurrence_has_the_bits_of_fused_decode(device: Device, rng: torch.Generator) -> None:
+    """With the same gates, which are the call's own: raw ones."""
     for tokens in (1, 3):
-        x = layer_arguments(3, tokens, seed) | {"state_indices": torch.tensor([2, -1, 4])}
-        codes, scales = coded(x["state_pool"])
-        pools = {"conv_pool": x["conv_pool"].clone(), "state_pool": read(codes, scales).float()}
-        there, wide = ({name: moved(y, device) for name, y in (x | more).items()} for more in ({}, pools))
-        there |= {"state_pool": codes.to(device.name, copy=True), "state_scales": scales.to(device.name, copy=True)}
-        out = torch.full((3, tokens, 16), torch.nan, dtype=torch.bfloat16, device=device.name)
-        with device.kernels():
-            assert gdn_cuda.gdn_decode_layer(**there, out=out) is out
-            expected = gdn_cuda.gdn_decode_layer(**wide)
-        assert rel_rms(out, expected) < 8e-3 and not out[1].any()
-        assert torch.equal(there["conv_pool"].cpu(), wide["conv_pool"].cpu())
-        after = {"state_pool": there["state_pool"].cpu(), "state_scales": there["state_scales"].cpu()}
-        assert is_rounded(*(after[name][[2, 4]] for name in after), wide["state_pool"].cpu()[[2, 4]].double())
-        assert others_stay(after, {"state_pool": codes, "state_scales": scales}, [2, 4])
+        x = drawn(rng, 3, tokens, dk=64)
+        output, after = decode(device, x, "gdn/decode", "gdn/verify")
+        raw = {"gate": x["a"], "beta": x["b"], "beta_is_logit": True, "A_log": x["A_log"], "dt_bias": x["dt_bias"]}
+        given = recurrence(x) | raw
+        mine, last, scales = recur(device, given | last_states(given, torch.int8))
+        slots = x["state_indices"]
+        assert torch.equal(mine, output) and torch.equal(last, after["state_pool"][slots])
+        assert scales is not None and torch.equal(scales, after["state_scales"][slots])
+
+
+def test_states_of_an_earlier_verify_as_codes(device: Device, rng: torch.Generator) -> None:
+    """New ones are fp32."""
+    x = recurrence(drawn(rng, 3, 4))
+    states = torch.randn(3, 5, *x["state"].shape[1:], generator=rng)
+    codes, scales = coded(states)
+    verify = {"inference_mode": gdn_cuda.InferenceMode.SPEC_VERIFY, "num_accepted_tokens": torch.tensor([3, 0, 5])}
+    expected, after = literal_of(x, read(codes, scales)[torch.arange(3), torch.tensor([2, 0, 4])])
+    output, found, _ = recur(device, x | {"state": codes, "state_scales": scales} | verify)
+    assert found.dtype == torch.float32 and rel_rms(output, expected) < 3e-3 and rel_rms(found, after) < 1e-5
+    expected, after = literal_of(x)
+    output, found, _ = recur(device, x | verify)
+    assert rel_rms(output, expected) < 3e-3 and rel_rms(found, after) < 1e-5
+
+
+def test_hostile_states_of_the_recurrence(device: Device, rng: torch.Generator) -> None:
+    """Scales of 0 and NaN, a state that is not read, a reset, a sequence without tokens, odd addresses, gaps, fp32 rows."""
+    x = recurrence(drawn(rng, 4, 3, dk=64))
+    x["state_scales"][0, 0, :4, 0], x["state_scales"][1], x["state_scales"][2] = 0, torch.nan, torch.nan
+    x["gate"][2, 0] = -torch.inf
+    start = read(x["state"], x["state_scales"])
+    start[1:3] = 0
+    x["has_initial_state"] = torch.tensor([True, False, True, True])
+    expected, states = literal_of(x | {"gate": x["gate"].clamp(min=-1e4)}, start)
+    for to in (torch.int8, None):
+        output, last, scales = recur(device, x | last_states(x, to))
+        assert rel_rms(output, expected) < 3e-3 and is_last(last, scales, states[:, -1])
+
+    packed = {name: torch.cat([x[name][n, :length] for n, length in enumerate((3, 3, 0, 2))])
+              for name in ("query", "key", "value", "beta", "gate")}  # fmt: skip
+    packed |= {"cu_seqlens": torch.tensor([0, 3, 6, 6, 8])}
+    x["state_scales"][2] = x["state_scales"][3]
+    start[2] = read(x["state"], x["state_scales"])[2]
+    for to in (torch.int8, None):
+        output, last, scales = recur(device, x | last_states(x, to) | packed)
+        assert rel_rms(output[6:], expected[3, :2]) < 3e-3
+        assert is_last(last[2:3], None if scales is None else scales[2:3], start[2:3])
+
+    memory = torch.zeros(4, x["state"][0].numel() + 3, dtype=torch.int8)
+    odd = memory[:, 3:].view(x["state"].shape).copy_(x["state"])
+    gaps = {name: torch.cat([x[name], x[name]], -1)[..., : x[name].shape[-1]] for name in ("query", "value")}
+    wide = {name: x[name].float() for name in ("query", "key", "value")}
+    x["gate"][2, 0] = -1.0
+    expected, states = literal_of(x, start)
+    for more in ({"state": odd}, gaps, wide):
+        for to in (torch.int8, torch.float16):
+            given = x | more
+            exact, after = literal_of(given, start)
+            output, last, scales = recur(device, given | last_states(x, to))
+            assert rel_rms(output, exact) < 3e-3 and is_last(last, scales, after[:, -1])
 
 
 # ---- chunked_forward

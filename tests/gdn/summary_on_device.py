@@ -89,6 +89,15 @@ def test_sizes(dk: int, dv: int, dtype: torch.dtype, device: Device, seed: int) 
     assert rel_rms(addition, additions(x)) < BOUND and close(transition, transitions(x))
 
 
+@pytest.mark.parametrize("dk, dv", [(192, 64), (256, 256)])
+def test_long_keys(dk: int, dv: int, device: Device, seed: int) -> None:
+    """By a kernel that may keep no outputs: gdn/prefill stores them, here over the values."""
+    x = mixed(seed, 130, dk=dk, dv=dv)
+    found = summary_of(device, x, "gdn/prefill_mma", "gdn/move_states", "gdn/chunk_gates")
+    addition, transition = found.split([dv, dk], -2)
+    assert rel_rms(addition, additions(x)) < BOUND and close(transition, transitions(x))
+
+
 def test_what_came_before_a_tail_is_not_seen(device: Device, seed: int) -> None:
     x = mixed(seed, 700)
     x["gate"][..., 0] = -1.0

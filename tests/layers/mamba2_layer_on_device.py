@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 from devices import Device
-from mamba2_oracle import check, draws
+from mamba2_oracle import OUT_BOUND, check, close, draws, layer, rounded
+from state_codes_on_device import coded, is_rounded, read
 from torch import Tensor
 
-from gdn_cuda import mamba2_decode_layer
+from gdn_cuda import mamba2_decode_layer, rms_norm_gated
 from gdn_cuda.layers.mamba2_decode_layer import by_operators
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 KERNEL = "layers/mamba2_decode_layer"
+PLACES = ("conv_pool", "state_pool", "state_scales")
 HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 1]
 
 
@@ -90,17 +92,54 @@ def test_resets_and_values_that_are_not_finite(device: Device, seed: int) -> Non
     assert out[2, 0, 3].isnan().all() and out[2, 1:].isfinite().all()
 
 
-@pytest.mark.parametrize("state", [F32, BF16])
+@pytest.mark.parametrize("state", [F32, BF16, torch.int8])
 def test_pools_are_those_of_the_operators(state: torch.dtype, device: Device, seed: int) -> None:
     """The same bits."""
     for N in (64, 128):
-        x = draws(seed, heads=4, dim=device.size(9, 64), groups=2, N=N, state=state, device=device.name)
-        y = x | {name: x[name].clone(memory_format=torch.preserve_format) for name in ("conv_pool", "state_pool")}
+        is_coded = state == torch.int8
+        x = draws(seed, heads=4, dim=device.size(9, 64), groups=2, N=N, state=F32 if is_coded else state, device=device.name)
+        if is_coded:
+            x |= with_codes(x)
+        pools = [name for name in ("conv_pool", "state_pool", "state_scales") if name in x]
+        y = x | {name: x[name].clone(memory_format=torch.preserve_format) for name in pools}
         out = layer_on(device)(**x)
         with device.kernels():
             expected = by_operators(**y)
-        assert torch.equal(out, expected)
-        assert torch.equal(x["conv_pool"], y["conv_pool"]) and torch.equal(x["state_pool"], y["state_pool"])
+        assert torch.equal(out, expected) and all(torch.equal(x[name], y[name]) for name in pools)
+
+
+def with_codes(x: dict[str, Any]) -> dict[str, Any]:
+    codes, scales = coded(x["state_pool"].cpu())
+    return {"state_pool": codes.to(x["xBC"].device), "state_scales": scales.to(x["xBC"].device)}
+
+
+@pytest.mark.parametrize("N", [64, 128, 256])
+def test_states_of_codes(N: int, device: Device, seed: int) -> None:
+    """Against fp64 from the states that the codes are, in one block of a group and in clusters; some slots are padding."""
+    for heads, dim, groups in device.size(((2, 37, 1),), ((4, 37, 2), (16, 80, 1))):
+        for multiprocessors in device.size((0, 132), (132,)):
+            x = draws(seed, heads=heads, dim=dim, groups=groups, N=N, io=F32, device=device.name)
+            x |= with_codes(x) | {"state_indices": torch.tensor([4, -1, 2], device=device.name)}
+            before = {name: x[name].cpu().clone() for name in ("state_pool", "state_scales")}
+            out, conv, pool = layer(x | {"state_pool": read(*before.values())})
+            found = layer_on(device, multiprocessors)(**x)
+            close(found, out, OUT_BOUND[found.dtype])
+            after = [x[name].cpu() for name in ("state_pool", "state_scales")]
+            assert is_rounded(*(y[[4, 2]] for y in after), torch.from_numpy(pool)[[4, 2]])
+            assert all(torch.equal(y[[0, 1, 3, 5]], was[[0, 1, 3, 5]]) for y, was in zip(after, before.values(), strict=True))
+            assert torch.equal(x["conv_pool"].double().cpu(), torch.from_numpy(rounded(conv, x["conv_pool"].dtype)))
+
+
+def test_a_norm_after_states_of_codes(device: Device, seed: int) -> None:
+    x = draws(seed, N=64, device=device.name)
+    x |= with_codes(x)
+    pools = [{name: x[name].clone(memory_format=torch.preserve_format) for name in PLACES} for _ in range(2)]
+    weight = torch.ones(x["z"].shape[-1], device=device.name)
+    with device.kernels():
+        found = mamba2_decode_layer(**x | pools[0], norm_weight=weight)
+        y = mamba2_decode_layer(**x | pools[1] | {"z": None})
+        expected = rms_norm_gated(y, x["z"], weight, norm_before_gate=False, group_size=y.shape[-1] // x["groups"])
+    assert torch.equal(found, expected) and all(torch.equal(pools[0][name], pools[1][name]) for name in PLACES)
 
 
 @pytest.mark.parametrize("batch, dim", [(0, 8), (1, 1), (3, 1)])

@@ -7,6 +7,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -114,6 +115,16 @@ CALLS: dict[str, tuple[Any, Make]] = {
 }
 CALLS |= {name: (PUBLIC[name], make) for name, make in MADE.items()}
 CALLS["fused_decode, by replay"] = gdn_cuda.fused_decode, by_replay
+
+
+def with_codes(make: Make) -> Arguments:
+    x = make()
+    codes, scales = gdn_cuda.convert_states(x["state_pool"], torch.int8)
+    return x | {"state_pool": codes, "state_scales": scales}
+
+
+for each in ("gdn_decode_layer", "kda_decode_layer"):
+    CALLS[f"{each}, int8"] = PUBLIC[each], partial(with_codes, CALLS[each][1])
 
 # ---- The same functions under the names of other libraries
 

@@ -18,7 +18,15 @@ if __name__ == "__main__":  # pytest has these folders on its path
 import torch
 from soak_alone import Oracle
 from soak_counts import Counts, table
-from soak_delta import BoundedGates, GatedDeltaNet, KimiDeltaAttention, SixteenBitStates
+from soak_delta import (
+    BoundedGates,
+    EightBitChannels,
+    EightBitStates,
+    GatedDeltaNet,
+    KimiDeltaAttention,
+    MixedStates,
+    SixteenBitStates,
+)
 from soak_engine import Engine, Load
 from soak_layer import Layer
 from soak_mamba import Mamba, Mamba2
@@ -34,7 +42,10 @@ def layers(device: str) -> list[Layer]:
         return [
             GatedDeltaNet(device, (16, 32), 128, 128),
             SixteenBitStates(device, (4, 8), 128, 128),
+            EightBitStates(device, (16, 32), 128, 128),
+            MixedStates(device, (2, 4), 64, 128),
             KimiDeltaAttention(device, (32, 32), 128, 128),
+            EightBitChannels(device, (8, 8), 128, 128),
             BoundedGates(device, (8, 8), 128, 128),
             Mamba(device, 5120, 16),
             Mamba2(device, 64, 64, 128, 8),
@@ -42,7 +53,10 @@ def layers(device: str) -> list[Layer]:
     return [
         GatedDeltaNet(device, (1, 2), 64, 16),
         SixteenBitStates(device, (2, 2), 64, 24),
+        EightBitStates(device, (1, 2), 64, 16),
+        MixedStates(device, (2, 2), 64, 24),
         KimiDeltaAttention(device, (2, 2), 64, 16),
+        EightBitChannels(device, (1, 2), 64, 16),
         BoundedGates(device, (1, 2), 64, 16),
         Mamba(device, 24, 16),
         Mamba2(device, 4, 16, 64, 2),

@@ -10,7 +10,7 @@ from soak_calls import DRAFTS, Call, Seat
 from soak_counts import Counts
 from soak_engine import Request, start
 from soak_layer import WIDTH, Layer
-from soak_pools import Pool
+from soak_pools import Pool, decoded
 from soak_runner import Result, Runner
 from torch import Tensor
 
@@ -23,30 +23,53 @@ ROUNDED, EXACT = 4e-3, 1e-5
 
 class Alone(NamedTuple):
     results: list[Result | None]
-    state: Tensor
-    window: Tensor
+    states: dict[str, Tensor]
 
 
 class Oracle:
     def __init__(self, layer: Layer, by_kernels: bool) -> None:
         self.layer, self.by_kernels = layer, by_kernels
         self.runner = Runner(layer, graphs=False)
-        self.pool: Pool = layer.pool(1 + DRAFTS, 9)
+        self.pools: list[Pool] = [layer.pool(1 + DRAFTS, number) for number in range(len(layer.state_dtypes))]
+
+    def pool(self, number: int = 0) -> Pool:
+        """One of the dtype of that pool."""
+        return self.pools[number % len(self.pools)]
+
+    def reset(self) -> None:
+        for pool in self.pools:
+            pool.reset()
+
+    def moved(self, seat: Seat, to: Pool) -> None:
+        """States of another dtype. Slots of the same pool are as good as any."""
+        if seat.pool is not to:
+            slots = to.take(len(seat.slots))
+            to.load(slots, seat.pool.save(seat.slots))
+            seat.pool.give_back(seat.slots)
+            seat.pool, seat.slots = to, slots
 
     def alone(self, request: Request) -> Alone:
-        self.pool.reset()
-        seat, results, seen = Seat(self.pool, self.pool.take()), [], 0
+        self.reset()
+        seat, results, seen, prefix = None, [], 0, None
         for call in request.calls:
-            result = self.runner.run(seat, call)
+            result = None
+            if call.op == "moved" and seat is None:
+                pool = self.pool(call.to)
+                seat = Seat(pool, pool.take())
+                if prefix:
+                    start(self.layer, seat, tuple(request.ids[:seen]), prefix)
+            elif call.op == "moved":
+                self.moved(seat, self.pool(call.to))
+            else:
+                result = self.runner.run(seat, call)
+                seen += len(call.kept)
             results.append(result)
-            seen += len(call.kept)
-            if call.taken and result is not None:
-                state = self.pool.tensors["state"][seat.slots[0]] if call.taken[0] < 0 else result.checkpoints[call.taken[0]]
-                state = state.clone()
-                self.pool.give_back(seat.slots)
-                seat = Seat(self.pool, self.pool.take())
-                start(self.layer, seat, tuple(request.ids[:seen]), state)
-        return Alone(results, *states(seat))
+            if call.taken:
+                row = call.taken[0]
+                prefix = seat.pool.states(seat.slots[:1]) if row < 0 else {"state": result.checkpoints[row : row + 1]}
+                seat.pool.give_back(seat.slots)
+                seat = None
+        return Alone(results, states(seat))
 
     def check(self, request: Request, with_literal: bool, counts: Counts) -> None:
         """The request has ended, and left its mode."""
@@ -66,8 +89,8 @@ class Oracle:
         for n, (mine, other) in enumerate(zip(request.results, alone.results, strict=True)):
             if mine is not None and other is not None:
                 pairs += [(n, name, getattr(mine, name), getattr(other, name)) for name in ("mixed", "out")]
-        state, window = states(request.seat)
-        pairs += [(-1, "state", state, alone.state), (-1, "conv_state", window, alone.window)]
+        last = states(request.seat)
+        pairs += [(-1, name, tensor, alone.states[name]) for name, tensor in last.items()]
         for n, name, mine, other in pairs:
             counts.compared += 1
             if torch.equal(mine, other):
@@ -83,16 +106,17 @@ class Oracle:
         """The parts of the prompt, a call each, and one call."""
         calls = [call for call in request.calls if call.op == "prompt"]
         ends = [0, *accumulate(len(call.kept) for call in calls)]
-        self.pool.reset()
-        parts, joined = (Seat(self.pool, self.pool.take()) for _ in range(2))
+        self.reset()
+        pool = self.pool()
+        parts, joined = (Seat(pool, pool.take()) for _ in range(2))
         outs = []
         for first, end in pairwise(ends):
             ids = tuple(request.ids[first:end])
             outs.append(self.runner.run(parts, Call("prompt", ids, tuple(range(len(ids))), fresh=first == 0)).out)
         tensor = self.runner.tensor
         given = (tensor(request.ids[: ends[-1]]), tensor(joined.slots), tensor([0, ends[-1]]), tensor([True], torch.bool))
-        _, out, _ = self.layer.prompt(self.pool, *given, boundaries=tensor(ends))
-        pairs = {"out": (torch.cat(outs), out), "state": (states(parts)[0], states(joined)[0])}
+        _, out, _ = self.layer.prompt(pool, *given, boundaries=tensor(ends))
+        pairs = {"out": (torch.cat(outs), out), "state": (states(parts)["state"], states(joined)["state"])}
         for name, (mine, other) in pairs.items():
             counts.compared += 1
             counts.different += not torch.equal(mine, other)
@@ -104,7 +128,7 @@ class Oracle:
         """0 where the bits are promised: of kernels, docs/numerics.md, and of convolutions on CPU tensors too, docs/conv.md."""
         if name in ("mixed", "conv_state") or (self.layer.promised and self.by_kernels):
             return 0.0
-        return EXACT if got.dtype == torch.float32 else ROUNDED
+        return self.layer.apart or (EXACT if got.dtype == torch.float32 else ROUNDED)
 
     # ---- fp64
 
@@ -116,13 +140,13 @@ class Oracle:
         rows = {name: table[ids].double() for name, table in self.layer.tables.items() if name != "mixed"}
         expected, state = self.layer.literal(mixed.double(), rows)
         assert request.seat is not None
-        mine, window = states(request.seat)
-        if not torch.equal(window, self.layer.window(request.ids)):
+        mine = states(request.seat)
+        if not torch.equal(mine["conv_state"], self.layer.window(request.ids)):
             raise AssertionError(self.failure(request, -1, "conv_state: expected the last inputs"))
         checks = {
             "mixed": (mixed, self.layer.literal_conv(ids), CONV),
             "out": (out, expected, self.layer.bounds[0]),
-            "state": (mine, state, self.layer.bounds[1]),
+            "state": (mine["state"], state, self.layer.bounds[1]),
         }
         for name, (got, wanted, bound) in checks.items():
             error = relative_error(got, wanted)
@@ -150,6 +174,7 @@ def relative_error(got: Tensor, wanted: Tensor) -> float:
     return difference / size if size else difference
 
 
-def states(seat: Seat) -> tuple[Tensor, Tensor]:
-    home = seat.slots[0]
-    return seat.pool.tensors["state"][home].clone(), seat.pool.tensors["conv"][home, :, 1 - WIDTH :].clone()
+def states(seat: Seat) -> dict[str, Tensor]:
+    """The state, the scales that it is from, and the convolution's last inputs."""
+    found, home = seat.pool.states(seat.slots[0]), seat.slots[0]
+    return found | {"state": decoded(found), "conv_state": seat.pool.tensors["conv"][home, :, 1 - WIDTH :].clone()}

@@ -15,7 +15,9 @@ TREE = 6  # tokens of a tree
 class Call:
     """A sequence's part in one call."""
 
-    op: str  # "prompt", "plain", "layer", "ring", "chain", "slots", "tree", "replay", "leave": back to plain steps, or "moved"
+    # "prompt", "plain", "layer", "ring", "chain", "slots", "tree", "replay", "ring verify", or between calls "fold": the state
+    # gets the tokens that it lacks, "leave": back to plain steps, or "moved"
+    op: str
     ids: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()  # the tokens that are accepted
     parents: tuple[int, ...] = ()
@@ -23,6 +25,8 @@ class Call:
     checkpoint: tuple[str, int] = ("", 0)  # how the call of a prompt reports states: ("every", 64) or ("offset", n)
     # The end of a prefix: the row of the checkpoints whose state goes on, −1 for the last state, and the tokens before it.
     taken: tuple[int, int] | None = None
+    fold: bool = False  # a step that gives the state the tokens that it lacks
+    to: int = 0  # the pool that a request is moved to, or begins in
     batch: str = field(default="", compare=False)  # the shapes of the engine's call
 
     def cut(self, row: int, token: int) -> Call:
@@ -33,7 +37,7 @@ class Call:
         if not self.ids:
             return f"{self.op} {self.batch}"
         tree = f", parents {list(self.parents)}" if self.parents else ""
-        state = f", fresh {self.fresh}, checkpoint {self.checkpoint}" if self.op == "prompt" else ""
+        state = f", fresh {self.fresh}, checkpoint {self.checkpoint}" if self.op == "prompt" else ", fold" * self.fold
         return (
             f"{self.op} of {len(self.ids)} tokens, kept {len(self.kept)}{tree}{state}; in a call of {self.batch or 'its own'}"
         )
@@ -48,6 +52,10 @@ class Seat:
     mode: str = "plain"
     accepted: int = 0  # of the last verify, where the next call applies them
     conv_accepted: int = DRAFTS  # which columns of the convolution's state count: the last ones
+
+
+def tokens_of(op: str) -> int:
+    return {"plain": 1, "ring": 1, "layer": 1, "tree": TREE}.get(op, DRAFTS)
 
 
 def path_to(node: int, parents: tuple[int, ...]) -> list[int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from soak_calls import DRAFTS, TREE, Call, Seat, path_to
+from soak_calls import DRAFTS, TREE, Call, Seat, path_to, tokens_of
 from soak_counts import Counts
-from soak_layer import VOCABULARY, Layer
-from soak_pools import Pool
+from soak_layer import LATE, VOCABULARY, Layer
+from soak_pools import Pool, States
 from soak_runner import WIDTHS, Result, Runner, shuffled_places
 from soak_streams import Streams
 from torch import Tensor
@@ -30,7 +30,7 @@ class Prefix:
 
     ids: tuple[int, ...]
     calls: tuple[Call, ...]
-    state: Tensor
+    states: States
 
 
 @dataclass
@@ -133,9 +133,9 @@ class Engine:
             if request.saved:
                 request.seat = replace(request.saved[1], pool=pool, slots=slots)
                 pool.load(slots, request.saved[0])
-                self.note(request, "moved")
             elif request.prefix:
-                start(self.layer, request.seat, request.prefix.ids, request.prefix.state)
+                start(self.layer, request.seat, request.prefix.ids, request.prefix.states)
+            self.note(request, "moved")
             request.saved = None
             self.waiting.remove(request)
             self.running.append(request)
@@ -146,6 +146,7 @@ class Engine:
         request = self.rng.choice(self.running)
         seat = request.seat
         assert seat is not None
+        self.maybe_fold(request)
         request.saved, request.seat = (seat.pool.save(seat.slots), seat), None
         seat.pool.give_back(seat.slots)
         self.running.remove(request)
@@ -161,12 +162,20 @@ class Engine:
         assert seat is not None
         if len(pool.free) < len(seat.slots):
             return
+        self.maybe_fold(request)
         slots = pool.take(len(seat.slots))
         pool.load(slots, seat.pool.save(seat.slots))
         seat.pool.give_back(seat.slots)
         seat.pool, seat.slots = pool, slots
         self.note(request, "moved")
         self.counts.moves += 1
+
+    def maybe_fold(self, request: Request) -> None:
+        """Before states are copied. Otherwise what they lack is copied with them."""
+        assert request.seat is not None
+        if request.seat.mode in LATE and self.rng.random() < 0.5:
+            self.runner.fold(request.seat)
+            self.note(request, "fold")
 
     def end(self, request: Request) -> None:
         assert request.seat is not None
@@ -226,13 +235,13 @@ class Engine:
             row = self.rng.randrange(rows)
             token = value if kind == "offset" else 64 * (row + 1)
         assert request.seat is not None
-        state = request.seat.pool.tensors["state"][request.seat.slots[0]].clone()
+        states = request.seat.pool.states(request.seat.slots[:1])
         if row >= 0:
             assert result.checkpoints is not None
-            state = result.checkpoints[row]
+            states = {"state": result.checkpoints[row : row + 1]}
         ids = tuple(request.ids[: request.done - len(call.ids) + token])
         if len(ids) <= 2 * self.load.prompt:
-            self.cache = [*self.cache, Prefix(ids, (*request.calls[:-1], call.cut(row, token)), state)][-6:]
+            self.cache = [*self.cache, Prefix(ids, (*request.calls[:-1], call.cut(row, token)), states)][-6:]
             self.counts.kept += 1
 
     # ---- Steps
@@ -266,7 +275,7 @@ class Engine:
         """What happens between calls, for the oracle or its message."""
         assert request.seat is not None
         at = f"{'to' if op == 'moved' else 'in'} slots {request.seat.slots} of pool {request.seat.pool.number}"
-        request.calls.append(Call(op, batch=at))
+        request.calls.append(Call(op, to=request.seat.pool.number, batch=at))
         request.results.append(None)
 
     def call_steps(self, op: str, pool: Pool, requests: list[Request]) -> None:
@@ -285,11 +294,12 @@ class Engine:
     def step_call(self, op: str, request: Request) -> Call:
         """Drafts of which a random number is accepted: these are the request's next tokens."""
         next_ids = request.ids[request.done :]
-        if op in ("plain", "ring", "layer"):
-            return Call(op, (next_ids[0],), (0,))
+        fold = op in LATE and self.rng.random() < 0.1
         if op != "tree":
-            accepted = self.rng.randint(1, min(DRAFTS, len(next_ids)))
-            return Call(op, (*next_ids[:accepted], *self.drawn_ids(DRAFTS - accepted)), tuple(range(accepted)))
+            tokens = tokens_of(op)
+            accepted = self.rng.randint(1, min(tokens, len(next_ids)))
+            ids = (*next_ids[:accepted], *self.drawn_ids(tokens - accepted))
+            return Call(op, ids, tuple(range(accepted)), fold=fold)
         parents = (-1, *(self.rng.randrange(node) for node in range(1, TREE)))
         path = path_to(self.rng.randrange(TREE), parents)[: len(next_ids)]
         ids = self.drawn_ids(TREE)
@@ -303,8 +313,8 @@ class Engine:
         request.done += len(call.kept)
 
 
-def start(layer: Layer, seat: Seat, ids: tuple[int, ...], state: Tensor) -> None:
+def start(layer: Layer, seat: Seat, ids: tuple[int, ...], states: States) -> None:
     """A slot begins with a prefix's state."""
     home = seat.slots[0]
-    seat.pool.tensors["state"][home] = state
+    seat.pool.put([home], states)
     seat.pool.tensors["conv"][home, :, -layer.weight.shape[1] + 1 :] = layer.window(ids)

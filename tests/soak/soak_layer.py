@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from soak_calls import DRAFTS, TREE
-from soak_pools import Pool
+from soak_calls import DRAFTS, TREE, tokens_of
+from soak_pools import Pool, spoil
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -18,8 +18,10 @@ WIDTH = 4  # taps
 COLUMNS = WIDTH - 2 + DRAFTS  # of the convolution's state, with room for a verify
 VOCABULARY = 512
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+LATE = ("replay", "ring", "ring verify")  # states lack the last tokens, which buffers have
 
 Rows = dict[str, Tensor]
+STEP_NAMES = {"state": "step_states", "scales": "step_scales"}
 
 
 class Layer(ABC):
@@ -33,10 +35,12 @@ class Layer(ABC):
     joins = False  # whether a prompt in one call that reports the states where parts end has the bits of the parts
     null_slot: int | None = None  # of padding rows; None: they have negative slots
     reports = True  # whether prompts report states between their ends, and skip sequences with negative slots
+    apart = 0.0  # where bits are not promised, a state's relative RMS difference from the request alone; 0: that of sums
     bounds = (5e-3, 5e-3)  # relative RMS errors of outputs and last states against the recurrence in fp64, docs/numerics.md
 
     def __init__(self, device: str, channels: int, tables: dict[str, tuple[int, ...]], state: tuple[int, ...]) -> None:
-        self.device, self.state_shape, self.state_dtype = device, state, F32
+        self.device, self.state_shape = device, state
+        self.state_dtypes = [F32]  # of the pools, in turn
         self.rng = torch.Generator().manual_seed(len(self.name))
         self.tables = {name: self.normal(VOCABULARY, *shape) for name, shape in tables.items()}
         self.tables["mixed"] = self.normal(VOCABULARY, channels)
@@ -54,16 +58,25 @@ class Layer(ABC):
         reserved = 0 if self.null_slot is None else 1
         slots += reserved
         conv = torch.empty(slots, COLUMNS, self.weight.shape[0], device=self.device, dtype=BF16).mT
-        state = torch.empty(slots, *self.state_shape, device=self.device, dtype=self.state_dtype)
-        return Pool({"conv": conv, "state": state, **self.buffers(state)}, number, reserved)
+        states = self.empty_states(number, slots)
+        return Pool({"conv": conv, **states, **self.buffers(states["state"])}, number, reserved)
+
+    def empty_states(self, number: int, *sizes: int) -> Rows:
+        """States as those of a pool, of int8 with their scales."""
+        shape, dtype = (*sizes, *self.state_shape), self.state_dtypes[number % len(self.state_dtypes)]
+        states = {"state": torch.empty(shape, device=self.device, dtype=dtype)}
+        if dtype == torch.int8:
+            states["scales"] = torch.empty(*shape[:-1], shape[-1] // 32, device=self.device)
+        return states
 
     def buffers(self, state: Tensor) -> Rows:
         return {}
 
-    def steps(self, op: str, width: int) -> Tensor | None:
-        """Where a verify stores the states after its tokens."""
+    def steps(self, op: str, width: int, pool: Pool) -> Rows:
+        """Where a verify stores the states after its tokens: "step_" and the names of states."""
         tokens = {"chain": DRAFTS, "tree": TREE}.get(op)
-        return tokens and torch.full((width, tokens, *self.state_shape), torch.nan, device=self.device, dtype=self.state_dtype)
+        states = self.empty_states(pool.number, width, tokens) if tokens else {}
+        return {STEP_NAMES[name]: spoil(tensor) for name, tensor in states.items()}
 
     def window(self, ids: Sequence[int]) -> Tensor:
         """The convolution's last inputs of a prefix."""
@@ -81,7 +94,7 @@ class Layer(ABC):
         conv = {"conv_state": pool.tensors["conv"], "state_indices": options.get("write_indices", slots), "activation": "silu"}
         mixed = gdn_cuda.causal_conv1d(x, self.weight, self.bias, **conv, **packed)
         mixed = mixed[0].mT
-        return (mixed, *self.scan(pool.tensors["state"], mixed, rows, state_indices=slots, **packed, **options))
+        return (mixed, *self.scan(pool, mixed, rows, state_indices=slots, **packed, **options))
 
     def step(self, op: str, pool: Pool, x: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """One token or several of every sequence, of ids (B, T): (outputs of the convolution, outputs, and for trees its
@@ -95,7 +108,7 @@ class Layer(ABC):
         elif op == "layer":  # in one launch, whose output of the convolution is not seen
             mixed = gdn_cuda.causal_conv1d_update(raw[:, 0], conv[0][homes.clamp(min=0)], *conv[1:])[:, None]
             return mixed, self.one_launch(pool, raw[:, 0], {name: y[:, 0] for name, y in rows.items()}, homes), columns
-        elif op in ("plain", "ring"):
+        elif tokens_of(op) == 1:
             mixed = gdn_cuda.causal_conv1d_update(raw[:, 0], *conv, conv_state_indices=homes, **null)[:, None]
         else:
             more = {"conv_state_indices": homes, "num_accepted_tokens": x["conv_accepted"], **null}
@@ -112,22 +125,22 @@ class Layer(ABC):
         return gdn_cuda.causal_conv1d_update(*given).view(B, T, D), columns
 
     def recurrence(self, op: str, pool: Pool, mixed: Tensor, rows: Rows, x: Rows) -> Tensor:
-        state, homes = pool.tensors["state"], x["homes"]
-        if op in ("replay", "ring"):
-            return self.replay(pool, mixed, rows, homes, x["accepted"] if op == "replay" else None)
+        if op in LATE:
+            return self.replay(op, pool, mixed, rows, x["homes"], None if op == "ring" else x["accepted"], x["folds"])
         if op == "slots":
-            return self.update(state, mixed, rows, x["states"], num_accepted_tokens=x["accepted"])
-        more = {name: x[name] for name in ("step_states", "step_slots") if op != "plain"}
-        return self.update(state, mixed, rows, homes, **more, **({"parents": x["parents"]} if op == "tree" else {}))
+            return self.update(pool, mixed, rows, x["states"], num_accepted_tokens=x["accepted"])
+        names = () if op == "plain" else (*STEP_NAMES.values(), "step_slots")
+        more = {name: x[name] for name in names if name in x}
+        return self.update(pool, mixed, rows, x["homes"], **more, **({"parents": x["parents"]} if op == "tree" else {}))
 
     # ---- What a layer defines
 
     @abstractmethod
-    def scan(self, state: Tensor, mixed: Tensor, rows: Rows, **call: Any) -> tuple[Tensor, Tensor | None]:
+    def scan(self, pool: Pool, mixed: Tensor, rows: Rows, **call: Any) -> tuple[Tensor, Tensor | None]:
         """A prompt's part."""
 
     @abstractmethod
-    def update(self, state: Tensor, mixed: Tensor, rows: Rows, slots: Tensor, **call: Any) -> Tensor:
+    def update(self, pool: Pool, mixed: Tensor, rows: Rows, slots: Tensor, **call: Any) -> Tensor:
         """A step."""
 
     @abstractmethod
@@ -138,11 +151,13 @@ class Layer(ABC):
     def one_launch(self, pool: Pool, raw: Tensor, rows: Rows, slots: Tensor) -> Tensor:
         raise AssertionError(f"{self.name}: one_launch: expected a layer whose ops has it, got {self.ops}")
 
-    def replay(self, pool: Pool, mixed: Tensor, rows: Rows, slots: Tensor, accepted: Tensor | None) -> Tensor:
-        raise AssertionError(f"{self.name}: replay: expected a layer whose ops has it, got {self.ops}")
+    def replay(
+        self, op: str, pool: Pool, mixed: Tensor, rows: Rows, slots: Tensor, accepted: Tensor | None, folds: Tensor
+    ) -> Tensor:
+        raise AssertionError(f"{self.name}: replay: expected a layer whose ops has {op}, got {self.ops}")
 
-    def commit(self, pool: Pool, slots: Tensor, accepted: Tensor | None) -> None:
-        raise AssertionError(f"{self.name}: commit: expected a layer whose ops has replay, got {self.ops}")
+    def commit(self, op: str, pool: Pool, slots: Tensor, accepted: Tensor | None) -> None:
+        raise AssertionError(f"{self.name}: commit: expected a layer whose ops has {op}, got {self.ops}")
 
     def literal_conv(self, ids: Tensor) -> Tensor:
         x = torch.nn.functional.pad(self.tables["mixed"][ids].double(), (0, 0, WIDTH - 1, 0)).unfold(0, WIDTH, 1)

@@ -34,7 +34,8 @@ class Mamba(Layer):
         delta = self.uniform(-6.9, -2.3, dim).exp()
         self.dt_bias = delta + torch.log(-torch.expm1(-delta))
 
-    def scan(self, state: Tensor, mixed: Tensor, rows: Rows, **call: Any) -> tuple[Tensor, Tensor | None]:
+    def scan(self, pool: Pool, mixed: Tensor, rows: Rows, **call: Any) -> tuple[Tensor, Tensor | None]:
+        state = pool.tensors["state"]
         u, dt, B, C, z = (y.mT[None] for y in (mixed, rows["dt"], rows["B"], rows["C"], rows["z"]))
         slots, has = call["state_indices"].long(), call["has_initial_state"]
         out, last = gdn_cuda.selective_scan(
@@ -47,10 +48,10 @@ class Mamba(Layer):
         state[slots] = last
         return out[0].mT, None
 
-    def update(self, state: Tensor, mixed: Tensor, rows: Rows, slots: Tensor, **call: Any) -> Tensor:
+    def update(self, pool: Pool, mixed: Tensor, rows: Rows, slots: Tensor, **call: Any) -> Tensor:
         single = not call
         x, dt, B, C, z = (y[:, 0] if single else y for y in (mixed, rows["dt"], rows["B"], rows["C"], rows["z"]))
-        given = (state, x, dt, self.A, B, C, self.D, z, self.dt_bias, True)
+        given = (pool.tensors["state"], x, dt, self.A, B, C, self.D, z, self.dt_bias, True)
         out = gdn_cuda.selective_state_update(*given, state_batch_indices=slots, null_slot=self.null_slot, **call)
         return out[:, None] if single else out
 
@@ -86,10 +87,10 @@ class Mamba2(Layer):
         x, B, C = mixed.split([self.H * self.P, self.G * self.N, self.G * self.N], -1)
         return x.unflatten(-1, (self.H, -1)), B.unflatten(-1, (self.G, -1)), C.unflatten(-1, (self.G, -1))
 
-    def scan(self, state: Tensor, mixed: Tensor, rows: Rows, **call: Any) -> tuple[Tensor, Tensor | None]:
+    def scan(self, pool: Pool, mixed: Tensor, rows: Rows, **call: Any) -> tuple[Tensor, Tensor | None]:
         x, B, C = self.split(mixed)
         found = gdn_cuda.ssd_scan(
-            *(x, rows["dt"], self.A, B, C, self.D, rows["z"], self.dt_bias, state),
+            *(x, rows["dt"], self.A, B, C, self.D, rows["z"], self.dt_bias, pool.tensors["state"]),
             dt_softplus=True,
             return_last_state=True,
             deterministic=True,
@@ -97,20 +98,23 @@ class Mamba2(Layer):
         )
         return found[0], found[2] if len(found) > 2 else None
 
-    def update(self, state: Tensor, mixed: Tensor, rows: Rows, slots: Tensor, **call: Any) -> Tensor:
+    def update(self, pool: Pool, mixed: Tensor, rows: Rows, slots: Tensor, **call: Any) -> Tensor:
         single = not call
         x, B, C = self.split(mixed[:, 0] if single else mixed)
         dt, z = (y[:, 0] if single else y for y in (rows["dt"], rows["z"]))
-        given = (state, x, dt, self.A, B, C, self.D, z, self.dt_bias, True)
+        given = (pool.tensors["state"], x, dt, self.A, B, C, self.D, z, self.dt_bias, True)
         out = gdn_cuda.selective_state_update(*given, state_batch_indices=slots, null_slot=self.null_slot, **call)
         return out[:, None] if single else out
 
-    def replay(self, pool: Pool, mixed: Tensor, rows: Rows, slots: Tensor, accepted: Tensor | None) -> Tensor:
+    def replay(
+        self, op: str, pool: Pool, mixed: Tensor, rows: Rows, slots: Tensor, accepted: Tensor | None, folds: Tensor
+    ) -> Tensor:
         x, B, C = self.split(mixed)
         return gdn_cuda.ssd_replay_decode(
             *(x, rows["dt"], self.A, B, C, pool.tensors["state"], *(pool.tensors[name] for name in _BUFFERS)),
             *(self.D, rows["z"], self.dt_bias, slots),
             num_accepted_tokens=accepted,
+            fold_mask=folds,
             null_slot=self.null_slot,
             dt_softplus=True,
         )
@@ -122,7 +126,7 @@ class Mamba2(Layer):
         out = gdn_cuda.mamba2_decode_layer(raw, rows["dt"], **weights, **pools, **options)
         return out.view(-1, 1, self.H, self.P)
 
-    def commit(self, pool: Pool, slots: Tensor, accepted: Tensor | None) -> None:
+    def commit(self, op: str, pool: Pool, slots: Tensor, accepted: Tensor | None) -> None:
         buffers = SsdReplayBuffers(*(pool.tensors[name] for name in _BUFFERS))
         gdn_cuda.ssd_commit_replay(pool.tensors["state"], buffers, self.A, slots, accepted)
 

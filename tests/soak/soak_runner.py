@@ -8,9 +8,9 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
-from soak_calls import DRAFTS, TREE, Call, Seat, path_to
-from soak_layer import WIDTH, Layer, Rows
-from soak_pools import Pool
+from soak_calls import DRAFTS, TREE, Call, Seat, path_to, tokens_of
+from soak_layer import LATE, STEP_NAMES, WIDTH, Layer, Rows
+from soak_pools import Pool, States, spoil
 from torch import Tensor
 
 WIDTHS = (4, 8, 16)  # sequences of a padded step
@@ -23,10 +23,6 @@ class Result(NamedTuple):
     mixed: Tensor
     out: Tensor
     checkpoints: Tensor | None = None
-
-
-def tokens_of(op: str) -> int:
-    return {"plain": 1, "ring": 1, "layer": 1, "tree": TREE}.get(op, DRAFTS)
 
 
 class Runner:
@@ -86,7 +82,7 @@ class Runner:
         for place, seat, call in zip(places, seats, calls, strict=True):
             values["ids"][place], values["homes"][place] = list(call.ids), seat.slots[0]
             values["conv_accepted"][place], values["accepted"][place] = seat.conv_accepted, seat.accepted
-            values["step_slots"][place] = width - 1 - place
+            values["step_slots"][place], values["folds"][place] = width - 1 - place, call.fold
             if op == "slots":
                 values["states"][place] = list(seat.slots)
             if op == "tree":
@@ -99,9 +95,9 @@ class Runner:
             results.append(Result(mixed[place, kept], out[place, kept]))
             _accept(op, seat, call)
         rows, homes = self.tensor(places), self.tensor([seat.slots[0] for seat in seats])
-        if op in ("chain", "tree"):
-            assert stored is not None
-            pool.tensors["state"][homes] = stored[width - 1 - rows, self.tensor([call.kept[-1] for call in calls])]
+        last = self.tensor([call.kept[-1] for call in calls])
+        for name, states in stored.items():
+            pool.tensors[name][homes] = states[width - 1 - rows, last]
         if op == "tree":
             windows = self.tensor([_window(call.kept) for call in calls])[:, None].expand(-1, columns.shape[1], -1)
             pool.tensors["conv"][homes, :, 1 - WIDTH :] = columns[rows].gather(-1, windows)
@@ -110,34 +106,41 @@ class Runner:
     def padding(self, op: str, width: int) -> dict[str, list]:
         tokens, pad = tokens_of(op), PAD if self.layer.null_slot is None else self.layer.null_slot
         rows = {name: [value] * width for name, value in (("homes", pad), ("conv_accepted", 1), ("accepted", 2))}
-        rows |= {"step_slots": [PAD] * width, "ids": [[0] * tokens] * width, "states": [[pad] * tokens] * width}
+        rows |= {
+            "step_slots": [PAD] * width,
+            "folds": [False] * width,
+            "ids": [[0] * tokens] * width,
+            "states": [[pad] * tokens] * width,
+        }
         if op == "tree":
             rows |= {"parents": [[PAD] * TREE] * width, "windows": [[list(range(WIDTH - 1))] * TREE] * width}
         return rows
 
-    def launch(self, op: str, pool: Pool, width: int, values: dict[str, list]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def values(self, op: str, pool: Pool, width: int, given: dict[str, list]) -> Rows:
+        values = {name: self.tensor(each, torch.bool if name == "folds" else torch.int64) for name, each in given.items()}
+        return values | self.layer.steps(op, width, pool)
+
+    def launch(self, op: str, pool: Pool, width: int, given: dict[str, list]) -> tuple[Tensor, Tensor, Tensor, States]:
+        """(outputs of the convolution, outputs, a tree's inputs of the convolution, stored states)."""
         if not self.graphs:
-            x = {name: self.tensor(each) for name, each in values.items()}
-            stored = self.layer.steps(op, width)
-            x |= {} if stored is None else {"step_states": stored}
-            return *self.layer.step(op, pool, x), stored
-        x, results, graph = self.captured[op, pool.number, width]
-        for name, each in values.items():
-            x[name].copy_(self.tensor(each))
-        if "step_states" in x:
-            x["step_states"].fill_(torch.nan)
-        graph.replay()
-        mixed, out, columns = results
-        return mixed, out, columns, x.get("step_states")
+            x = self.values(op, pool, width, given)
+            mixed, out, columns = self.layer.step(op, pool, x)
+        else:
+            x, (mixed, out, columns), graph = self.captured[op, pool.number, width]
+            for name, each in given.items():
+                x[name].copy_(self.tensor(each, x[name].dtype))
+            for name in STEP_NAMES.values():
+                if name in x:
+                    spoil(x[name])
+            graph.replay()
+        return mixed, out, columns, {name: x[step] for name, step in STEP_NAMES.items() if step in x}
 
     def capture(self, pools: list[Pool]) -> None:
         """As an engine does when it starts. The call before a capture, which compiles and loads kernels, is padding alone."""
         for op in self.layer.ops if self.graphs else ():
             for width in WIDTHS:
-                x = {name: self.tensor(each) for name, each in self.padding(op, width).items()}
-                stored = self.layer.steps(op, width)
-                x |= {} if stored is None else {"step_states": stored}
                 for pool in pools:
+                    x = self.values(op, pool, width, self.padding(op, width))
                     self.layer.step(op, pool, x)
                     torch.cuda.synchronize()
                     graph = torch.cuda.CUDAGraph()
@@ -150,17 +153,22 @@ class Runner:
     def leave(self, seat: Seat) -> None:
         """Back to plain steps: the state gets the tokens it lacks, and the convolution's last columns count."""
         pool, (home, *others), accepted = seat.pool, seat.slots, seat.accepted
-        if seat.mode in ("replay", "ring"):
-            counts = self.tensor([accepted], torch.int32) if seat.mode == "replay" else None
-            self.layer.commit(pool, self.tensor([home]), counts)
+        if seat.mode in LATE:
+            self.fold(seat)
         if seat.mode == "slots" and accepted:
-            pool.tensors["state"][home] = pool.tensors["state"][seat.slots[accepted - 1]].clone()
+            pool.put([home], pool.states([seat.slots[accepted - 1]]))
         if others:
             pool.give_back(others)
         if seat.conv_accepted != DRAFTS:
             state, first = pool.tensors["conv"][home], seat.conv_accepted - 1
             state[:, 1 - WIDTH :] = state[:, first : first + WIDTH - 1].clone()
         seat.slots, seat.mode, seat.accepted, seat.conv_accepted = [home], "plain", 0, DRAFTS
+
+    def fold(self, seat: Seat) -> None:
+        """The state gets the tokens that it lacks, so that others may read it; steps go on."""
+        counts = None if seat.mode == "ring" else self.tensor([seat.accepted], torch.int32)
+        self.layer.commit(seat.mode, seat.pool, self.tensor(seat.slots[:1]), counts)
+        seat.accepted = 0
 
     def enter(self, seat: Seat, mode: str) -> None:
         if mode == "slots":
@@ -169,10 +177,9 @@ class Runner:
 
     def run(self, seat: Seat, call: Call) -> Result | None:
         """One sequence's call by itself."""
-        if call.op == "moved":
-            return None
-        if call.op == "leave":
-            self.leave(seat)
+        between = {"leave": self.leave, "fold": self.fold}.get(call.op)
+        if between is not None:
+            between(seat)
             return None
         if call.op == "prompt":
             return self.prompts(seat.pool, [seat], [call])[0]
@@ -188,9 +195,9 @@ def _window(path: Sequence[int]) -> list[int]:
 
 
 def _accept(op: str, seat: Seat, call: Call) -> None:
-    if op in ("chain", "slots", "replay"):
+    if op in ("chain", "slots", "replay", "ring verify"):
         seat.conv_accepted = len(call.kept)
-    if op in ("slots", "replay"):
+    if op in ("slots", "replay", "ring verify"):
         seat.accepted = len(call.kept)
 
 

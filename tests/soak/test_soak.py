@@ -17,7 +17,8 @@ from soak_delta import GatedDeltaNet
 from soak_engine import Engine
 from soak_layer import Layer
 from soak_mamba import Mamba2
-from soak_pools import Pool
+from soak_pools import Pool, States
+from soak_runner import Runner
 
 import gdn_cuda
 
@@ -135,7 +136,9 @@ def another_checkpoint(patch: Patch) -> None:
     def keep(original: Any, self: Engine, request: Any, call: Any, result: Any) -> None:
         original(self, request, call, result)
         if self.cache:
-            self.cache[-1] = replace(self.cache[-1], state=1.02 * self.cache[-1].state)
+            states = self.cache[-1].states
+            name = "scales" if "scales" in states else "state"
+            self.cache[-1] = replace(self.cache[-1], states=states | {name: 1.02 * states[name]})
 
     _before(patch, Engine, "keep", keep)
 
@@ -161,6 +164,84 @@ def one_launch_lacks_the_bias(patch: Patch) -> None:
         _before(patch, gdn_cuda, name, lambda f, *given, conv_bias, **more: f(*given, **more))
 
 
+# ---- Faults of scales and of rings
+
+
+def _states_without_scales(states: States) -> States:
+    return {name: tensor for name, tensor in states.items() if name != "scales"}
+
+
+def codes_move_without_scales(patch: Patch) -> None:
+    _before(patch, Pool, "put", lambda put, self, slots, states: put(self, slots, _states_without_scales(states)))
+
+
+def scales_move_by_a_row(patch: Patch) -> None:
+    def load(original: Any, self: Pool, slots: list[int], saved: dict[str, torch.Tensor]) -> None:
+        original(self, slots, saved | {"scales": saved["scales"].roll(1, -2)})
+
+    _before(patch, Pool, "load", load)
+
+
+def codes_stored_after_a_verify_without_scales(patch: Patch) -> None:
+    _before(patch, Runner, "launch", lambda f, *given: (*f(*given)[:3], _states_without_scales(f(*given)[3])))
+
+
+def a_step_keeps_the_old_scales(patch: Patch) -> None:
+    """In the engine's calls and alone: fp64 differs."""
+
+    def decode(original: Any, *given: Any, state_scales: torch.Tensor | None = None, **more: Any) -> Any:
+        before = None if state_scales is None else state_scales.clone()
+        out = original(*given, state_scales=state_scales, **more)
+        if state_scales is not None:
+            state_scales.copy_(before)
+        return out
+
+    _before(patch, gdn_cuda, "fused_decode", decode)
+
+
+def codes_become_values(patch: Patch) -> None:
+    """In the engine alone, whose pools are larger: the scales count only where both pools are of int8."""
+
+    def convert(original: Any, states: Any, dtype: Any, scales: Any = None, **more: Any) -> Any:
+        large = scales is not None and len(more["out"]) > 10
+        return original(states, dtype, torch.ones_like(scales) if large else scales, **more)
+
+    _before(patch, gdn_cuda, "convert_states", convert)
+
+
+def ring_stays_where_it_was(patch: Patch) -> None:
+    """A state moves or is preempted without being folded first, and without the tokens that it lacks."""
+
+    def load(original: Any, self: Pool, slots: list[int], saved: dict[str, torch.Tensor]) -> None:
+        original(self, slots, {name: tensor for name, tensor in saved.items() if name in ("state", "scales", "conv")})
+
+    _before(patch, Pool, "load", load)
+
+
+def pending_is_not_reset(patch: Patch) -> None:
+    """A token of the sequence that had the slot before is still pending."""
+
+    def take(original: Any, self: Pool, count: int = 1) -> list[int]:
+        slots = original(self, count)
+        self.tensors["pending"][slots] = 1
+        return slots
+
+    _before(patch, Pool, "take", take)
+
+
+def tokens_applied_twice(patch: Patch) -> None:
+    """A fold that leaves `pending` as it was."""
+
+    def commit(original: Any, pool: torch.Tensor, buffers: Any, *given: Any, **more: Any) -> Any:
+        before = getattr(buffers, "pending", torch.empty(0)).clone()
+        found = original(pool, buffers, *given, **more)
+        getattr(buffers, "pending", torch.empty(0)).copy_(before)
+        return found
+
+    for name in ("commit_replay", "ssd_commit_replay"):
+        _before(patch, gdn_cuda, name, commit)
+
+
 FAULTS = {
     "gdn": (
         not_restored,
@@ -177,7 +258,23 @@ FAULTS = {
         another_checkpoint,
         counts_are_ignored,
         packing_changes_the_last_state,
+        ring_stays_where_it_was,
+        pending_is_not_reset,
+        tokens_applied_twice,
     ),
+    "gdn, int8 states": (
+        codes_move_without_scales,
+        scales_move_by_a_row,
+        codes_stored_after_a_verify_without_scales,
+        a_step_keeps_the_old_scales,
+        ring_stays_where_it_was,
+        pending_is_not_reset,
+        free_slot_is_written,
+        padding_writes,
+        another_checkpoint,
+    ),
+    "gdn, int8 and bf16 states": (codes_become_values, tokens_applied_twice, accepted_tokens_lost),
+    "kda, int8 and fp32 states": (codes_stored_after_a_verify_without_scales, codes_become_values, counts_are_ignored),
     "kda": (accepted_tokens_lost, another_checkpoint, one_launch_lacks_the_bias),
     "mamba": (free_slot_is_written, not_restored, stale_states_count, padding_writes, counts_are_ignored),
     "mamba-2": (
@@ -187,6 +284,9 @@ FAULTS = {
         another_checkpoint,
         one_token_too_many_accepted,
         one_launch_lacks_the_bias,
+        ring_stays_where_it_was,
+        pending_is_not_reset,
+        tokens_applied_twice,
     ),
 }
 
@@ -195,6 +295,7 @@ FAULTS = {
 def test_a_fault_is_found(layer: str, fault: Callable[[Patch], None], monkeypatch: Patch) -> None:
     fault(monkeypatch)
     soak = Soak("cpu", layer, replace(LOADS["cpu"], steps=20))
-    with pytest.raises(AssertionError, match=rf"{layer}, seed \d, step \d+: python tests/soak/soak.py .*\n(request|pool) \d+"):
+    again = rf"{layer}, seed \d, step \d+: python tests/soak/soak.py"
+    with pytest.raises(AssertionError, match=rf"{again} .*\n((request|pool) \d+|\w+_decode: \w+: expected)"):
         for seed in range(3):
             soak.epoch(seed)

@@ -1,22 +1,20 @@
-"""A server that decodes by ssd_replay_decode, and its expected results: the literal recurrence in fp64, a loop over tokens and
-heads."""
+"""A server that decodes by ssd_replay_decode, and its expected results: the literal recurrence in fp64, a loop over heads."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from helpers import rel_rms
+from ring_server import BF16, F16, F32, I8, RingServer, serve
 from torch import Tensor
 
 import gdn_cuda
 
-Decode = Callable[..., Tensor]
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+__all__ = ["BF16", "F16", "F32", "I8", "Server", "serve"]
 OUTPUT_BOUND = {BF16: 4e-3, F16: 5e-4, F32: 1e-5, torch.float64: 1e-13}
-STATE_BOUND = {F32: 1e-5, BF16: 4e-3, F16: 5e-4, torch.float64: 1e-13}
+STATE_BOUND = {F32: 1e-5, BF16: 4e-3, F16: 5e-4, I8: 2e-2, torch.float64: 1e-13}
 
 
 def step_size(dt: Tensor, bias: Tensor | None, limit: tuple[float, float], softplus: bool) -> Tensor:
@@ -47,9 +45,8 @@ def literal(state: Tensor, token: dict[str, Tensor], heads: dict[str, Any]) -> t
     return out, after
 
 
-class Server:
-    """Sequences in slots of a pool. `decode` runs tokens, and checks outputs and which states were written; with `verify`,
-    `accept` then says how many of them are accepted. `commit` checks the pool."""
+class Server(RingServer):
+    rows = "x"
 
     def __init__(
         self,
@@ -65,27 +62,18 @@ class Server:
         state: torch.dtype = F32,
         index: torch.dtype = torch.int32,
         device: str = "cpu",
-        verify: bool = False,
+        verifies: bool = False,
         D: int = 1,
         z: bool = True,
         rate: float = 1.0,
         limit: tuple[float, float] = (0.0, math.inf),
         softplus: bool = True,
     ) -> None:
-        self.rng = torch.Generator().manual_seed(seed)
-        self.H, self.G, self.P, self.N, self.io, self.device, self.z = H, G, P, N, io, device, z
-        self.window, self.verify, self.index = window, verify, index
-        memory = self.draw(sequences + 2, H * P * N + 16, dtype=state)  # with a gap between slots
-        self.pool = memory[:, : H * P * N].unflatten(-1, (H, P, N))
-        self.buffers = gdn_cuda.ssd_replay_buffers(self.pool, window, G, dtype=io)
-        for stored in self.buffers[:3]:
-            stored.fill_(torch.nan)
-        slots = torch.randperm(sequences + 2, generator=self.rng)[:sequences]
-        self.slots = slots.to(device=device, dtype=index)
-        self.states = list(self.pool.cpu().double()[slots])
-        self.accepted = torch.zeros(sequences, dtype=index, device=device)
-        self.pending = [0] * sequences  # as the ring should count
-        self.heads: dict[str, Any] = {
+        super().__init__(seed, io, index, device)
+        self.H, self.G, self.P, self.N, self.z = H, G, P, N, z
+        self.draw_pool(sequences, H, P, N, dtype=state)
+        self.begin(gdn_cuda.ssd_replay_buffers(self.pool, window, G, dtype=io), window, verifies)
+        self.heads = {
             "A": -rate * (0.1 + torch.rand(H, generator=self.rng)).to(device),
             "dt_bias": self.draw(H, dtype=BF16 if io in (BF16, F16) else io) / 2,
             "D": (None, self.draw(H), self.draw(H, P))[D],
@@ -94,10 +82,7 @@ class Server:
         }
         if io == torch.float64:
             self.heads = {name: y.double() if isinstance(y, Tensor) else y for name, y in self.heads.items()}
-        self.after: list[list[Tensor]] = []
-
-    def draw(self, *shape: int, dtype: torch.dtype = F32) -> Tensor:
-        return torch.randn(*shape, generator=self.rng).to(device=self.device, dtype=dtype)
+        self.output_bound, self.state_bound = OUTPUT_BOUND[io], STATE_BOUND[state]
 
     def tokens(self, *lead: int) -> dict[str, Tensor]:
         """Strided views of one projection."""
@@ -112,86 +97,12 @@ class Server:
         }
         return found | ({"z": parts[3].unflatten(-1, (H, P))} if self.z else {})
 
-    def arguments(self, tokens: dict[str, Tensor]) -> dict[str, Any]:
-        given = {"state_pool": self.pool, **self.buffers._asdict(), "state_indices": self.slots}
-        return tokens | self.heads | given | ({"num_accepted_tokens": self.accepted} if self.verify else {})
+    def literal(self, state: Tensor, token: dict[str, Tensor], heads: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        return literal(state, token, heads)
 
-    def decode(
-        self, decode: Decode, lengths: Sequence[int], packed: bool = False, fold: bool | Sequence[bool] = False
-    ) -> Tensor:
-        """`fold`: of all sequences, or of each."""
-        count = len(self.slots)
-        tokens = self.tokens(sum(lengths) + 1) if packed else self.tokens(count, max(lengths, default=0))
-        x = self.arguments(tokens) | {"fold": fold is True}
-        folds = [fold] * count if isinstance(fold, bool) else list(fold)
-        if not isinstance(fold, bool):
-            x["fold_mask"] = torch.tensor(folds, device=self.device)
-        starts = [sum(lengths[:n]) for n in range(count + 1)]
-        if packed:
-            x["cu_seqlens"] = torch.tensor(starts, dtype=self.index, device=self.device)
-        before = self.pool.clone()
-        output = decode(**x, out=torch.full(x["x"].shape, torch.nan, dtype=self.io, device=self.device))
-        here = {name: y.cpu() for name, y in tokens.items()}
-        heads = {name: y.cpu() if isinstance(y, Tensor) else y for name, y in self.heads.items()}
-        expected = torch.zeros(output.shape, dtype=torch.float64)
-        self.after = [[state] for state in self.states]
-        for n, length in enumerate(lengths):
-            for t in range(length):
-                at = (starts[n] + t,) if packed else (n, t)
-                out, state = literal(self.after[n][-1], {name: y[at] for name, y in here.items()}, heads)
-                expected[at] = out
-                self.after[n].append(state)
-        error, bound = rel_rms(output, expected), max(OUTPUT_BOUND[self.io], STATE_BOUND[self.pool.dtype])
-        assert error <= bound, (error, bound)
-        if packed:
-            assert not output[-1].any()
-        self._check_writes(before, lengths, folds)
-        if not self.verify:
-            self.states = [after[-1] for after in self.after]
-        return output
-
-    def _check_writes(self, before: Tensor, lengths: Sequence[int], asked: Sequence[bool]) -> None:
-        """The slots that are written, and the counts of their rings."""
-        written = set()
-        for n, length in enumerate(lengths):
-            slot, stored = int(self.slots[n]), self.pending[n] + (int(self.accepted[n]) if self.verify else 0)
-            folds = asked[n] or stored + length > self.window
-            if folds and (stored if self.verify else stored + length):
-                written.add(slot)
-            self.pending[n] = 0 if folds else stored if self.verify else stored + length
-            assert int(self.buffers.pending[slot]) == self.pending[n], (slot, n)
-        changed = {slot for slot in range(before.shape[0]) if not torch.equal(before[slot], self.pool[slot])}
-        assert changed == written
-
-    def accept(self, counts: Sequence[int]) -> None:
-        self.states = [after[count] for after, count in zip(self.after, counts, strict=True)]
-        self.accepted.copy_(torch.tensor(counts))
-
-    def accept_some(self) -> None:
-        self.accept([int(torch.randint(len(after), (), generator=self.rng)) for after in self.after])
+    def commit_only(self, commit: Callable[..., Tensor]) -> Tensor:
+        accepted = self.accepted if self.verifies else None
+        return commit(self.pool, self.buffers, self.heads["A"], self.slots, accepted, state_scales=self.scales)
 
     def commit(self, commit: Callable[..., Tensor] = gdn_cuda.ssd_commit_replay) -> None:
-        found = commit(self.pool, self.buffers, self.heads["A"], self.slots, self.accepted if self.verify else None)
-        assert found is self.pool
-        error = rel_rms(self.pool[self.slots.long()], torch.stack(self.states))
-        assert error <= STATE_BOUND[self.pool.dtype], error
-        assert not self.buffers.pending[self.slots.long()].any()
-        self.accepted.zero_()
-        self.pending = [0] * len(self.pending)
-
-
-def serve(server: Server, decode: Decode, commit: Callable[..., Tensor], tokens: int) -> None:
-    """Padded and packed calls until the ring has been full more than once, some sequences without tokens."""
-    count = len(server.slots)
-    for n in range(2 * server.window // tokens + 3):
-        server.decode(decode, [tokens - n % tokens] * count)
-        if server.verify:
-            server.accept_some()
-    server.decode(decode, ([tokens, 0, max(tokens - 1, 1)] * count)[:count], packed=True)
-    if server.verify:
-        server.accept([len(after) - 1 for after in server.after])
-    server.commit(commit)
-    server.decode(decode, [tokens] * count, fold=[n % 2 == 0 for n in range(count)])
-    if server.verify:
-        server.accept_some()
-    server.decode(decode, [tokens] * count, fold=True)
+        super().commit(commit)

@@ -50,8 +50,10 @@ KernelChoice choose_kernel(const Prepared& prepared, const PrefillTensors& tenso
     if (args.channels.form != ChannelGate::none) return choose_kernel_of_channels(prepared, tensors, rows_fit, target);
     const int capability = jit::device_traits(target.ordinal).capability;
     const WantedPrefill wanted = wanted_prefill();
-    return {prefill_kernel(rows_fit, scalars_near, args.dk, capability, wanted),
-            target.is_explained() ? explain_prefill_kernel(rows_fit, scalars_near, args.dk, capability, wanted) : ""};
+    // gdn/prefill stores outputs of all rows, and gdn/summary, which stores none, takes shorter keys.
+    const int longest = args.outputs > 0 ? kPrefillLongestKey : kLongestNarrowKey;
+    return {prefill_kernel(rows_fit, scalars_near, args.dk, capability, wanted, longest),
+            target.is_explained() ? explain_prefill_kernel(rows_fit, scalars_near, args.dk, capability, wanted, longest) : ""};
 }
 
 void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, const Tensor& like, const char* function,

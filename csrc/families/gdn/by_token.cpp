@@ -23,7 +23,8 @@ bool is_regular(const Prepared& prepared) {
 bool is_decode(const Prepared& prepared) {
     const GdnCall& args = prepared.args;
     const bool with_gates = args.gate.values.data != nullptr && args.beta.values.data != nullptr;
-    const bool by_log = args.forms.gate == GateForms::log_decay && !args.forms.beta_is_logit;
+    const bool by_log = args.forms.gate == GateForms::log_decay && !args.forms.beta_is_logit &&
+                        prepared.state_type != DType::i8;  // gdn/decode has codes with raw gates alone
     const bool fits = has_channel_gates(args) || (with_gates && (by_log || args.forms.fused()));
     return is_regular(prepared) && args.tokens == 1 && args.steps.data == nullptr && args.accepted.data == nullptr &&
            args.last.data != nullptr && args.last_slots.data == nullptr && args.has_initial == nullptr && fits;

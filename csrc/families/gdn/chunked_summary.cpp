@@ -109,8 +109,7 @@ void run_summary(const ChunkedSummary& x) {
     inputs.fit_channel_gates(x.gate);
     const PrefillTensors tensors = tensors_of(prepared);
     const KernelChoice choice = choose_kernel(prepared, tensors, target);
-    if (!sequences.plain() || choice.kernel != PrefillKernel::wgmma || prepared.args.dk > kLongestNarrowKey)
-        return run_as_states(x, prepared, inputs, target);
+    if (!sequences.plain() || choice.kernel != PrefillKernel::wgmma) return run_as_states(x, prepared, inputs, target);
     if (target.is_explained()) [[unlikely]]
         remark(choice.why);
     if (!has_chunk_gates(prepared.args)) inputs.convert_gates();

@@ -1,11 +1,12 @@
-// convert_states: states between dtypes, and between slots of pools, by gdn/move_states.
+// convert_states: states between dtypes, and between slots of pools, by gdn/convert_rows or gdn/move_states.
 #include <gdn_cuda/gdn.hpp>
 #include <limits>
 
 #include "../../operators/operator.hpp"
+#include "../common/state_scales.hpp"
+#include "convert_rows.hpp"
 #include "move_states.hpp"
 #include "prepared.hpp"
-#include "state_scales.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {
@@ -121,7 +122,11 @@ std::tuple<Tensor, Tensor> run_convert(const ConvertStates& x) {
                             .scales_slot = heads * dv * (dk / kCodeGroup)};
     }
     const DeviceScope scope(states.device_index);
-    MoveStates::run(StatesMove::convert, prepared.args, target_of(x.name, states));
+    const Target target = target_of(x.name, states);
+    if (ConvertRows::fits(prepared.args))
+        ConvertRows::run(prepared.args, target);
+    else
+        MoveStates::run(StatesMove::convert, prepared.args, target);
     return {made, scales};
 }
 

@@ -12,8 +12,8 @@ inline constexpr int kPrefillLongestKey = 256, kHopper = 90;
 inline constexpr int kChannelsLongestKey = 128;  // with a gate for every channel
 
 // Chooses the kernel of chunked_forward with a gate for each head. `rows_fit`: all rows start at and span multiples of 16
-// bytes. `scalars_near`: gate and beta strides are within kLongestScalarStride. Lengths are no input: what a sequence is packed
-// with must not choose its kernel.
+// bytes. `scalars_near`: gate and beta strides are within kLongestScalarStride. `longest_key`: of Hopper's kernel. Lengths are
+// no input: what a sequence is packed with must not choose its kernel.
 enum class PrefillKernel {
     wgmma,
     mma,
@@ -23,24 +23,26 @@ enum class PrefillKernel {
 };
 inline constexpr int kFirstWithMma = 80;
 
-inline PrefillKernel prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, WantedPrefill wanted) {
+inline PrefillKernel prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, WantedPrefill wanted,
+                                    int longest_key = kPrefillLongestKey) {
     if (!rows_fit || wanted == WantedPrefill::recurrent || capability < kFirstWithMma) return PrefillKernel::recurrent;
-    const bool fits_wgmma = capability == kHopper && dk <= kPrefillLongestKey && scalars_near;
+    const bool fits_wgmma = capability == kHopper && dk <= longest_key && scalars_near;
     return fits_wgmma && wanted == WantedPrefill::automatic ? PrefillKernel::wgmma : PrefillKernel::mma;
 }
 
 // Why not a faster kernel; the arguments are prefill_kernel's. GDN_PREFILL is the reason only where it decides.
-inline std::string explain_prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, WantedPrefill wanted) {
+inline std::string explain_prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, WantedPrefill wanted,
+                                          int longest_key = kPrefillLongestKey) {
     const std::string forced = fmt::format("GDN_PREFILL={}", name_of(wanted));
-    switch (prefill_kernel(rows_fit, scalars_near, dk, capability, wanted)) {
+    switch (prefill_kernel(rows_fit, scalars_near, dk, capability, wanted, longest_key)) {
         case PrefillKernel::wgmma:
             return "the chunked form on Hopper's tensor cores: rows start on 16 bytes, keys are short enough";
         case PrefillKernel::mma:
             return "the chunked form on tensor cores, not in Hopper's own kernel: " +
-                   (capability != kHopper     ? "the GPU is not a Hopper"
-                    : dk > kPrefillLongestKey ? fmt::format("dk {} is above {}", dk, kPrefillLongestKey)
-                    : !scalars_near           ? "tokens of beta or gate lie far apart"
-                                              : forced);
+                   (capability != kHopper ? "the GPU is not a Hopper"
+                    : dk > longest_key    ? fmt::format("dk {} is above {}", dk, longest_key)
+                    : !scalars_near       ? "tokens of beta or gate lie far apart"
+                                          : forced);
         default:
             break;
     }

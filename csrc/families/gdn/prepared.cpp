@@ -145,8 +145,9 @@ void check_has_initial(const Checks& check, Prepared& prepared, const View& has_
     if (prepared.args.initial.data != nullptr) prepared.args.has_initial = static_cast<const bool*>(has_initial_state.data);
 }
 
-RecurrentStates check_final_state(const Checks& check, Prepared& prepared, const View& final_state) {
-    const RecurrentStates states = check_states(check, prepared, "final_state", final_state, 4);
+RecurrentStates check_final_state(const Checks& check, Prepared& prepared, const View& final_state,
+                                  std::initializer_list<DType> allowed) {
+    const RecurrentStates states = check_states(check, prepared, "final_state", final_state, 4, allowed);
     GDN_REQUIRE(check, final_state.size(0) == prepared.sequences.count, "final_state",
                 fmt::format("a state for each of {} sequences", prepared.sequences.count), shape_text(final_state));
     check.distinct("final_state", final_state);
@@ -178,9 +179,9 @@ RecurrentStates check_initial(const Checks& check, Prepared& prepared, const cha
 }
 
 RecurrentStates check_coded_initial(const Checks& check, Prepared& prepared, const char* argument, const View& states,
-                                    const char* scales_argument, const View& scales) {
+                                    const char* scales_argument, const View& scales, int rank) {
     RecurrentStates found =
-        check_initial(check, prepared, argument, states, 4, {DType::f32, DType::bf16, DType::f16, DType::i8});
+        check_initial(check, prepared, argument, states, rank, {DType::f32, DType::bf16, DType::f16, DType::i8});
     check_scales(check, prepared, found, argument, states, scales_argument, scales);
     return found;
 }

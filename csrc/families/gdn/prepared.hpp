@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "../../operators/new_tensor.hpp"
+#include "../common/state_scales.hpp"
 #include "checks.hpp"
 #include "gate_checks.hpp"
-#include "state_scales.hpp"
 
 namespace gdn_cuda::gdn {
 
@@ -62,12 +62,13 @@ RecurrentStates check_initial(const Checks& check, Prepared& prepared, const cha
                               std::initializer_list<DType> allowed = {DType::f32, DType::bf16, DType::f16});
 // The same where states may be int8, which have scales.
 RecurrentStates check_coded_initial(const Checks& check, Prepared& prepared, const char* argument, const View& states,
-                                    const char* scales_argument, const View& scales);
+                                    const char* scales_argument, const View& scales, int rank = 4);
 // Beside states that were checked: their scales, if they have any.
 void check_scales(const Checks& check, const Prepared& prepared, RecurrentStates& states, const char* argument,
                   const View& states_view, const char* scales_argument, const View& scales);
 // A state for each sequence, to be written.
-RecurrentStates check_final_state(const Checks& check, Prepared& prepared, const View& final_state);
+RecurrentStates check_final_state(const Checks& check, Prepared& prepared, const View& final_state,
+                                  std::initializer_list<DType> allowed = {DType::f32, DType::bf16, DType::f16});
 // After the slots to read; `to_pool`: the call writes a last state.
 void check_write_indices(const Checks& check, Prepared& prepared, const View& write_indices, const SlotTensors& slots,
                          bool to_pool);

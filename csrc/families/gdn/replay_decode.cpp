@@ -2,8 +2,9 @@
 #include <gdn_cuda/gdn.hpp>
 
 #include "../../operators/operator.hpp"
-#include "prepared.hpp"
+#include "../common/ring.hpp"
 #include "replay.hpp"
+#include "stored_tokens.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {
@@ -25,17 +26,6 @@ void check_stored(const Checks& check, const char* argument, const View& stored,
     check.distinct(argument, stored);
 }
 
-// What gdn/replay has no code for.
-void check_rows(const Checks& check, const Sequences& sequences) {
-    dtype_or_f64(check, "query", sequences.query, {DType::bf16, DType::f16});
-    for (const auto& [argument, rows] :
-         {std::pair{"query", &sequences.query}, std::pair{"key", &sequences.key}, std::pair{"value", &sequences.value}}) {
-        check.last_contiguous(argument, *rows);
-        GDN_REQUIRE(check, rows->size(-1) % 8 == 0, argument, "a head dimension that is a multiple of 8",
-                    fmt::format("{}", rows->size(-1)));
-    }
-}
-
 PreparedReplay prepare_replay(const ReplayDecode& x) {
     const Checks check{x.name};
     const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
@@ -45,43 +35,21 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
     const GdnCall& recurrent = common.args;
     PreparedReplay prepared{.sequences = sequences, .problem = {}};
     ReplayArgs& args = prepared.args;
-    args.query = recurrent.query;
-    args.key = recurrent.key;
-    args.value = recurrent.value;
-    args.output = recurrent.output;
-    args.sequences = recurrent.sequences;
-    args.tokens = recurrent.tokens;
-    args.heads = recurrent.heads;
-    args.heads_per_key = recurrent.heads_per_key;
-    args.dk = recurrent.dk;
-    args.dv = recurrent.dv;
-    args.scale = recurrent.scale;
-    args.qk_norm = recurrent.qk_norm;
-    args.cu_seqlens = recurrent.cu_seqlens;
-    args.gate = recurrent.gate;
-    args.beta = recurrent.beta;
-    args.A_log = recurrent.A_log;
-    args.dt_bias = recurrent.dt_bias;
-    args.beta_factor = recurrent.forms.beta_factor;
+    set_call(args, recurrent);
     args.channels = recurrent.channels;
     args.forms = recurrent.forms;
     const bool channel_gates = recurrent.channels.form != ChannelGate::none;
 
     const View pool(x.state_pool), slots = view_of(x.state_indices), accepted = accepted_of(x.verify);
+    GDN_REQUIRE(check, pool.dtype != torch_numbers.i8, "state_pool",
+                "float32 or bfloat16 (ring_decode and ring_buffers take int8)", "int8");
     const DType state = common.state_type = dtype_beside(check, "state_pool", pool, sequences.io, {DType::f32, DType::bf16});
     const RecurrentStates states = check_states(check, common, "state_pool", pool, 4);
     GDN_REQUIRE(check, common.plain_states, "state_pool", "contiguous states", stride_text(pool));
     check.distinct("state_pool", pool);
     args.pool = states.data;
     args.pool_slot = states.slot;
-    check_slots(check, {.pool_name = "state_pool", .slots_name = "state_indices", .pool = pool, .slots = slots},
-                sequences.batch());
-    GDN_REQUIRE(check, !slots.defined() || slots.rank == 1, "state_indices", "(sequences,), a slot each", shape_text(slots));
-    args.slots = tagged(slots);
-    args.slots_sequence = slots.defined() ? slots.stride(0) : 0;
-    args.slot_count = check.count("state_pool", "slots", pool.size(0));
-    args.accepted = check_accepted(check, accepted, sequences.batch());
-    args.null_slot = check_null_slot(check, x.null_slot);
+    set_sequence_slots(check, args, pool, slots, accepted, x.null_slot, sequences.batch());
 
     const View keys(x.keys), updates(x.updates), decays(x.decays), banks(x.banks);
     check.rank("keys", keys, 5, "(slots, 2, S, Hk, dk)");

@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <gdn_cuda/kernels/gdn/ring_decode/plan.cuh>
-#include <string>
 
-#include "../../launch/spec.hpp"
+#include "../common/ring.hpp"
 #include "head_dimensions.hpp"
 
 namespace gdn_cuda::gdn {
@@ -17,11 +16,14 @@ struct RingDecodeProblem {
     int entries;
     int heads, key_heads, dk, dv;
     DType io, state;
+
+    static int smallest_block() { return RingDecodeConfig::kTileRows; }
+    Blocks blocks(int rows) const {  // heads that share a key are adjacent
+        return {ceil_div(dv, rows) * (heads / key_heads), key_heads, sequences};
+    }
 };
 
-inline constexpr int kFewRingTokens = 4, kMostRingTokens = 16, kFewRingEntries = 16, kMostRingEntries = 32;
-// Blocks have fewer rows where there would be fewer blocks than this.
-inline constexpr i64 kRingBlocksPerMultiprocessor = 2;
+inline constexpr int kFewRingTokens = 4, kFewRingEntries = 16;
 constexpr RingDecodeConfig ring_decode_config(int dk, DType io, DType state, int entries, int tokens) {
     return {.head_k = masked_head_k(dk),
             .io = io,
@@ -33,22 +35,6 @@ constexpr RingDecodeConfig ring_decode_config(int dk, DType io, DType state, int
 }
 constexpr RingDecodeConfig ring_decode_config(const RingDecodeProblem& problem) {
     return ring_decode_config(problem.dk, problem.io, problem.state, problem.entries, problem.tokens);
-}
-
-inline Blocks ring_decode_blocks(const RingDecodeProblem& problem, int rows) {
-    // Heads that share a key are adjacent.
-    return {ceil_div(problem.dv, rows) * (problem.heads / problem.key_heads), problem.key_heads, problem.sequences};
-}
-inline i64 ring_decode_blocks_in_all(const RingDecodeProblem& problem, int rows) {
-    const Blocks blocks = ring_decode_blocks(problem, rows);
-    return blocks[0] * blocks[1] * blocks[2];
-}
-inline int ring_decode_rows(const RingDecodeProblem& problem, const jit::DeviceTraits& device) {
-    constexpr int kStep = RingDecodeConfig::kTileRows;
-    int rows = std::min(ring_decode_config(problem).most_rows(), static_cast<int>(ceil_div(problem.dv, kStep)) * kStep);
-    while (rows > kStep && ring_decode_blocks_in_all(problem, rows) < kRingBlocksPerMultiprocessor * device.multiprocessors)
-        rows = std::max(kStep, rows / 2 / kStep * kStep);
-    return rows;
 }
 
 inline constexpr std::array kRingDecodeConfigurations = [] {
@@ -75,15 +61,12 @@ struct RingDecodeKernel {
 
     static void run(const RingDecodeProblem& problem, Args args, const Target& target) {
         if (problem.sequences == 0 || problem.heads == 0 || problem.dv == 0) return;
-        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-        args.block_rows = ring_decode_rows(problem, device);
+        const RingDecodeConfig config = ring_decode_config(problem);
+        constexpr int kStep = RingDecodeConfig::kTileRows;
+        const int all = static_cast<int>(ceil_div(problem.dv, kStep)) * kStep;
+        args.block_rows = ring_rows(problem, std::min(config.most_rows(), all), jit::device_traits(target.ordinal));
         args.row_blocks = static_cast<int>(ceil_div(problem.dv, args.block_rows));
-        launch<RingDecodeKernel>(ring_decode_config(problem), args, ring_decode_blocks(problem, args.block_rows), target,
-                                 [&](const auto& of) {
-                                     return fmt::format("{} blocks of {} rows for {} multiprocessors; a ring of {} tokens",
-                                                        ring_decode_blocks_in_all(problem, args.block_rows), args.block_rows,
-                                                        of.multiprocessors, args.entries);
-                                 });
+        launch_ring<RingDecodeKernel>(config, problem, args, target);
     }
 };
 

@@ -6,6 +6,7 @@
 
 #include "../../operators/operator.hpp"
 #include "../../operators/state_slots.hpp"
+#include "../gdn/state_scales.hpp"
 #include "near_stride.hpp"
 
 namespace gdn_cuda::layers {
@@ -89,7 +90,10 @@ void set_convolution(const Mamba2Checks& check, const View& weight, const View& 
 
 void set_states(const Mamba2Checks& check, const Mamba2DecodeLayer& x, const SlotTensors& states, Mamba2LayerArgs& args) {
     const View& pool = states.pool;
-    check.number("state_pool", pool);
+    check.dtype("state_pool", pool, {DType::f32, DType::bf16, DType::f16, DType::i8});
+    check.device("state_pool", pool, check.xBC, "xBC");
+    const View scales = view_of(x.state_scales);
+    check_state_scales(check, "state_pool", pool, "state_scales", scales, 1, DType::f32, "N");
     GDN_REQUIRE(check, pool.contiguous_tail(3) && pool.aligned16(), "state_pool", "contiguous states that start on 16 bytes",
                 stride_text(pool));
     check.distinct("state_pool", pool);
@@ -97,6 +101,7 @@ void set_states(const Mamba2Checks& check, const Mamba2DecodeLayer& x, const Slo
     check_slots(check, states, {check.sequences, 1, false, check.xBC, "xBC"});
     args.pool = pool.data;
     args.pool_slot = pool.stride(0);
+    if (scales.defined()) args.scales = static_cast<float*>(scales.data), args.scales_slot = scales.stride(0);
     args.slot_count = check.count("state_pool", "slots", pool.size(0));
     args.slot_steps = 1;
     if (states.slots.defined()) set_slots(check, args, states);
@@ -123,15 +128,16 @@ PreparedMamba2 prepare_mamba2(const Mamba2DecodeLayer& x) {
     args.out = check.by_channel("out", out, check.rows(), "(B, H P)");
     check.dtype("out", out, {*dtype_of(xBC)});
     check.distinct("out", out);
-    check.apart({{"conv_pool", conv}, {"state_pool", pool}, {"out", out}}, {{"xBC", xBC},
-                                                                            {"dt", dt},
-                                                                            {"conv_weight", weight},
-                                                                            {"conv_bias", bias},
-                                                                            {"A", A},
-                                                                            {"D", D},
-                                                                            {"dt_bias", dt_bias},
-                                                                            {"z", z},
-                                                                            {"state_indices", states.slots}});
+    check.apart({{"conv_pool", conv}, {"state_pool", pool}, {"state_scales", view_of(x.state_scales)}, {"out", out}},
+                {{"xBC", xBC},
+                 {"dt", dt},
+                 {"conv_weight", weight},
+                 {"conv_bias", bias},
+                 {"A", A},
+                 {"D", D},
+                 {"dt_bias", dt_bias},
+                 {"z", z},
+                 {"state_indices", states.slots}});
     const int64_t group_rows = check.rows() / check.groups;
     args.sequences = check.count("xBC", "sequences", check.sequences);
     args.heads = check.count("state_pool", "heads", check.heads);

@@ -8,6 +8,7 @@
 #include "../../operators/operator.hpp"
 #include "../../operators/packed.hpp"
 #include "../../operators/state_slots.hpp"
+#include "../gdn/state_scales.hpp"
 #include "selective_step.hpp"
 
 namespace gdn_cuda::scan {
@@ -156,6 +157,25 @@ void check_step_states(const Checks& check, const View& steps, const View& state
     check_states(check, "step_states", steps, state);
 }
 
+// What calls with int8 states are: one token of Mamba-2, from and to slots of the pool.
+void check_coded(const Checks& check, const SelectiveStateUpdate& x, const View& state, const SelectiveStepArgs& args) {
+    const int64_t states = state.size(-1);
+    GDN_REQUIRE(check, state.rank == 4, "state", "(B, heads, dim, N), as it is int8", shape_text(state));
+    GDN_REQUIRE(check, states == 64 || states == 128 || states == 256, "state", "64, 128 or 256 states, as it is int8",
+                shape_text(state));
+    GDN_REQUIRE(check, args.tied, "A", "one value for all states of a channel, as state is int8", shape_text(View(x.A)));
+    GDN_REQUIRE(check, x.discretization == Discretization::mamba || x.discretization == Discretization::dirac, "discretization",
+                "'mamba' or 'dirac', as state is int8",
+                fmt::format("'{}'", kDiscretizationNames[static_cast<size_t>(x.discretization)]));
+    GDN_REQUIRE(check, args.tokens == 1, "x", "one token of each sequence, as state is int8", shape_text(View(x.x)));
+    GDN_REQUIRE(check, !x.state_batch_indices || View(*x.state_batch_indices).rank == 1, "state_batch_indices",
+                "(B,), as state is int8", shape_text(View(*x.state_batch_indices)));
+    for (const auto& [argument, given] : {std::pair<const char*, bool>{kAcceptedTokens, bool(x.verify.num_accepted_tokens)},
+                                          {"step_states", bool(x.steps.step_states)},
+                                          {"parents", bool(x.parents)}})
+        GDN_REQUIRE(check, !given, argument, "None, as state is int8", "a tensor");
+}
+
 // Which states the call stores, and where.
 void keep_states(const Checks& check, PreparedStep& prepared, const SlotTensors& x, const View& written, bool update_state) {
     SelectiveStepArgs& args = prepared.args;
@@ -194,10 +214,13 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
         shape_text(x));
     const View cu_seqlens = view_of(arguments.cu_seqlens);
     const bool packed = cu_seqlens.defined();
+    const bool coded = dtype_of(state) == DType::i8;
+    GDN_REQUIRE(check, !packed || !coded, "cu_seqlens", "None, as state is int8", "a tensor");
     GDN_REQUIRE(check, !packed || x.rank == state.rank - 1, "x",
                 fmt::format("rank {} with cu_seqlens: packed tokens", state.rank - 1), shape_text(x));
     const Layout layout{check, state, x, heads, x.rank == state.rank, packed};
-    const DType type = check.dtype("state", state, {DType::f32, DType::bf16, DType::f16, DType::c64});
+    const DType type = check.dtype("state", state, {DType::f32, DType::bf16, DType::f16, DType::c64, DType::i8});
+    const View scales = view_of(arguments.state_scales);
     const bool complex = is_complex(type);
     GDN_REQUIRE(check, std::equal(state.sizes + 1, state.sizes + state.rank - 1, x.sizes + x.rank - (state.rank - 2)), "x",
                 heads ? fmt::format("(…, heads={}, dim={}) to match state", state.size(1), state.size(2))
@@ -220,6 +243,10 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     args.z = layout.by_row("z", z);
     const View A(arguments.A), D = view_of(arguments.D), bias = view_of(arguments.dt_bias);
     layout.set_A(args, A);
+    args.tokens = check.count("x", "tokens", packed ? x.size(0) : layout.token_count(), kMaxTokens);
+    if (coded) check_coded(check, arguments, state, args);
+    check_state_scales(check, "state", state, "state_scales", scales, 1, DType::f32, "N");
+    args.scales = static_cast<float*>(scales.data), args.scales_slot = coded ? scales.stride(0) : 0;
     args.D = layout.per_row("D", D);
     args.bias = layout.per_row("dt_bias", bias);
     const View B(arguments.B), C(arguments.C);
@@ -248,14 +275,13 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     if (packed) check_cu_seqlens(check, cu_seqlens, x.size(0), x, "x");
     args.cu_seqlens = tagged(cu_seqlens);
     const View written = view_of(arguments.write_indices), parents = view_of(arguments.parents);
-    args.tokens = check.count("x", "tokens", packed ? x.size(0) : layout.token_count(), kMaxTokens);
     // scan/selective_step has no packed tokens and no trees, and stores the last state or the state after every token, not
     // both.
     const bool keeps_both = arguments.steps.step_states && written.defined();
     prepared.by_tokens = packed || parents.defined() || keeps_both || (args.tokens == 0 && written.defined());
     const int64_t sequences = packed ? cu_seqlens.size(0) - 1 : x.size(0);
     args.sequences = check.count(packed ? "cu_seqlens" : "x", "sequences", sequences,
-                                 prepared.by_tokens ? kMostBlocks[2] : most_sequences(layout.token_count()));
+                                 prepared.by_tokens || coded ? kMostBlocks[2] : most_sequences(layout.token_count()));
     args.heads = check.count("state", "heads", layout.head_count());
     args.dim = check.count("state", "channels", state.size(-2));
     args.group_rows = check.count("state", "channels", rows) / static_cast<int>(most);
@@ -266,6 +292,8 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     const View& steps = states.steps;
     const Batch batch{args.sequences, args.tokens, packed, state, "state"};
     check_states(check, "state", state, state);
+    GDN_REQUIRE(check, !coded || state.aligned16(), "state", "states that start on 16 bytes, as they are int8",
+                stride_text(state));
     check_slots(check, states, batch);
     args.pool = state.data;
     args.pool_slot = state.stride(0);
@@ -294,21 +322,22 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
                  args.delta_a.values.data == nullptr &&
                  all_are(DType::bf16, {args.x.values, args.delta.values, args.z.values, args.B.values, args.C.values}) &&
                  all_are(DType::f32, {args.D.values, args.bias.values});
-    check.apart({{"state", state}, {"step_states", steps}, {"out", out}}, {{"x", x},
-                                                                           {"dt", dt},
-                                                                           {"A", A},
-                                                                           {"B", B},
-                                                                           {"C", C},
-                                                                           {"D", D},
-                                                                           {"z", z},
-                                                                           {"dt_bias", bias},
-                                                                           {"delta_a", delta_a},
-                                                                           {"state_batch_indices", states.slots},
-                                                                           {kAcceptedTokens, states.accepted},
-                                                                           {"step_slots", states.step_slots},
-                                                                           {"cu_seqlens", cu_seqlens},
-                                                                           {"parents", parents},
-                                                                           {"write_indices", written}});
+    check.apart({{"state", state}, {"state_scales", scales}, {"step_states", steps}, {"out", out}},
+                {{"x", x},
+                 {"dt", dt},
+                 {"A", A},
+                 {"B", B},
+                 {"C", C},
+                 {"D", D},
+                 {"z", z},
+                 {"dt_bias", bias},
+                 {"delta_a", delta_a},
+                 {"state_batch_indices", states.slots},
+                 {kAcceptedTokens, states.accepted},
+                 {"step_slots", states.step_slots},
+                 {"cu_seqlens", cu_seqlens},
+                 {"parents", parents},
+                 {"write_indices", written}});
     prepared.problem = {
         .sequences = args.sequences,
         .tokens = args.tokens,

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstdio>
+#include <cstdlib>
 #include <gdn_cuda/kernels/scan/selective_step/tied_plan.cuh>
 #include <string>
 #include <vector>
@@ -29,7 +31,7 @@ struct SelectiveStepProblem {
 
     GDN_FIELDS(sequences, tokens, groups, group_rows, columns, state, aligned, near, plain, tied)
 
-    bool may_be_direct() const { return tokens == 1 && aligned && near; }
+    bool may_be_direct() const { return tokens == 1 && aligned && near && state != DType::i8; }
     bool may_be_tied() const {
         return tokens == 1 && aligned && tied && !is_complex(state) && (columns == 64 || columns == 128 || columns == 256);
     }
@@ -53,6 +55,7 @@ using SelectiveStepWinners = Winners<SelectiveStepProblem, SelectiveStepChoice>;
 // Long rows have more elements per lane, which amortises a lane's work per row; a row's lanes still access at least 64
 // contiguous bytes.
 constexpr SelectiveStepConfig selective_step_config(DType state, bool aligned, int columns) {
+    if (state == DType::i8) return TiedStepConfig{state, columns}.row();
     if (!aligned) return {.state = state, .vector = 1, .vectors = kMaxStates / 32};
     const int vector = 16 / bytes_of(state);
     return {.state = state, .vector = vector, .vectors = columns < 16 * vector ? 1 : bytes_of(state) == 2 ? 2 : 4};
@@ -102,7 +105,7 @@ inline int tied_row_steps(const SelectiveStepProblem& problem, const SelectiveSt
             selective_step_blocks_in_all(problem, tied) >= kBlocksPerMultiprocessor * multiprocessors)
             return tied.row_steps;
     }
-    return 0;
+    return problem.state == DType::i8 ? 1 : 0;  // no other kernel has codes
 }
 
 // Many rows with one value of A each go to the kernel that is made for them. With few blocks latency is the bound, so the
@@ -145,7 +148,8 @@ inline std::vector<SelectiveStepChoice> selective_step_candidates(const Selectiv
     const SelectiveStepChoice own = selective_step_choice(problem, device);
     std::vector<SelectiveStepChoice> all{own};
     if (problem.tokens > 1) return all;
-    for (int sequences = 1; sequences <= SelectiveStepConfig::most_sequences(); sequences *= 2) {
+    const int most_sequences = problem.state == DType::i8 ? 0 : SelectiveStepConfig::most_sequences();
+    for (int sequences = 1; sequences <= most_sequences; sequences *= 2) {
         SelectiveStepChoice other = own;
         other.block_sequences = sequences;
         other.direct = false;
@@ -222,11 +226,16 @@ struct SelectiveStepDirect {
     static int shared_bytes(const Config&) { return 0; }
 };
 
+inline constexpr std::array kTiedVariants = {TiedStepConfig{DType::i8, 128, 4, 1, 5}, TiedStepConfig{DType::i8, 128, 8, 1, 5},
+                                             TiedStepConfig{DType::i8, 128, 4, 1, 4}, TiedStepConfig{DType::i8, 128, 8, 1, 4},
+                                             TiedStepConfig{DType::i8, 128, 4, 2, 3}, TiedStepConfig{DType::i8, 128, 8, 2, 3},
+                                             TiedStepConfig{DType::i8, 128, 4, 2, 4}};
 inline constexpr std::array kTiedSteps = [] {
-    std::array<TiedStepConfig, 9> all{};
+    std::array<TiedStepConfig, 12 + kTiedVariants.size()> all{};
     auto next = all.begin();
-    for (const DType state : {DType::f32, DType::bf16, DType::f16})
+    for (const DType state : {DType::f32, DType::bf16, DType::f16, DType::i8})
         for (const int columns : {64, 128, 256}) *next++ = {state, columns};
+    for (const TiedStepConfig& x : kTiedVariants) *next++ = x;
     return all;
 }();
 
@@ -268,6 +277,13 @@ struct SelectiveStepTokens {
     }
 };
 
+inline TiedStepConfig variant(const SelectiveStepProblem& problem) {
+    TiedStepConfig config{problem.state, problem.columns};
+    if (const char* text = getenv("GDN_SSD8"); text != nullptr && problem.state == DType::i8)
+        sscanf(text, "%d,%d,%d", &config.depth, &config.wide, &config.blocks);
+    return config;
+}
+
 struct SelectiveStep {
     GDN_KERNEL(SelectiveStep, scan, selective_step, SelectiveStepConfig, SelectiveStepArgs,
                "a token or a few of every sequence of a selective scan, states of a pool in place");
@@ -284,7 +300,11 @@ struct SelectiveStep {
     static void run(const SelectiveStepProblem& problem, Args args, const Target& target) {
         if (problem.sequences == 0 || problem.tokens == 0 || problem.groups == 0 || problem.group_rows == 0) return;
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-        const SelectiveStepChoice choice = selective_step_choice(problem, device, tuned<SelectiveStepTuning>(device));
+        SelectiveStepChoice choice = selective_step_choice(problem, device, tuned<SelectiveStepTuning>(device));
+        if (problem.state == DType::i8 && choice.row_steps > 0) {
+            choice.lanes = variant(problem).lanes();
+            choice.row_steps = std::min(choice.row_steps, choice.lanes);
+        }
         args.lane_bits = std::countr_zero(static_cast<unsigned>(choice.lanes));
         args.block_sequences = choice.block_sequences;
         const auto explanation = [&](const auto& traits) {
@@ -293,7 +313,7 @@ struct SelectiveStep {
         const Blocks blocks = selective_step_blocks(problem, choice);
         args.row_steps = choice.row_steps;
         if (choice.row_steps > 0)
-            launch<SelectiveStepTied>({problem.state, problem.columns}, args, blocks, target, explanation);
+            launch<SelectiveStepTied>(variant(problem), args, blocks, target, explanation);
         else if (choice.direct)
             launch<SelectiveStepDirect>(choice.config, args, blocks, target, explanation);
         else

@@ -40,13 +40,18 @@ jit::TiledTensor tiled(const View& view) {
 }
 
 // States (count, H, P, N), a head's contiguous.
-SsdStates check_states(const Checks& check, const char* argument, const View& states, const Prepared& prepared, int64_t count) {
+SsdStates check_states(const Checks& check, const char* argument, const View& states, const Prepared& prepared, int64_t count,
+                       bool may_be_coded) {
     check.shape(argument, states, {count, prepared.heads, prepared.channels, prepared.states}, "(sequences, H, P, N)");
+    check.device(argument, states, prepared.x, "x");
+    SsdStates found{.data = states.data, .slot = states.stride(0), .head = states.stride(1)};
+    if (may_be_coded && dtype_of(states) == DType::i8) return found;  // what else it has to be is checked with its scales
     if (prepared.io == DType::f64)
         check.dtype(argument, states, {DType::f64});
+    else if (may_be_coded)
+        check.dtype(argument, states, {DType::f32, DType::bf16, DType::f16, DType::i8});
     else
         check.dtype(argument, states, {DType::f32, DType::bf16, DType::f16});
-    check.device(argument, states, prepared.x, "x");
     GDN_REQUIRE(check, states.contiguous_tail(2), argument, "contiguous channels and states of each head", stride_text(states));
     if (prepared.io != DType::f64 && prepared.states % 8 == 0) {  // a kernel may run, which takes pairs
         const auto pair_bytes = static_cast<uintptr_t>(2 * bytes_of(*dtype_of(states)));
@@ -55,7 +60,8 @@ SsdStates check_states(const Checks& check, const char* argument, const View& st
         GDN_REQUIRE(check, pairs, argument, "heads that begin at an even element, where two elements are aligned",
                     stride_text(states));
     }
-    return {.data = states.data, .type = *dtype_of(states), .slot = states.stride(0), .head = states.stride(1)};
+    found.type = *dtype_of(states);
+    return found;
 }
 
 Prepared prepare(const Checks& check, const SsdScan& call, const SsdViews& views) {

@@ -57,7 +57,9 @@ jit::TiledTensor tiled(const View& view);
 Tensor tileable(const Tensor& x);
 
 // States (count, H, P, N), a head's contiguous.
-SsdStates check_states(const Checks& check, const char* argument, const View& states, const Prepared& prepared, int64_t count);
+// `may_be_coded`: also int8, as gdn/move_states reads it.
+SsdStates check_states(const Checks& check, const char* argument, const View& states, const Prepared& prepared, int64_t count,
+                       bool may_be_coded = false);
 
 // Where states are reported, and which buffers they go to. `cu_seqlens` may be absent.
 void check_checkpoints(const Checks& check, PreparedScan& prepared, const SsdCheckpoints& reported, const View& cu_seqlens);

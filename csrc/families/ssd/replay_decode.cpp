@@ -8,7 +8,6 @@
 #include "../../operators/float64.hpp"
 #include "../../operators/operator.hpp"
 #include "../../operators/packed.hpp"
-#include "../../operators/state_slots.hpp"
 #include "parameters.hpp"
 #include "replay_step.hpp"
 
@@ -27,22 +26,9 @@ void check_rows(const Checks& check, const char* argument, const View& rows, con
     check.last_contiguous(argument, rows);
 }
 
-// A tensor of the ring: every slot's entries are whole rows, which the kernel copies 16 bytes at a time.
-void check_ring(const Checks& check, const char* argument, const View& ring, std::initializer_list<int64_t> shape,
-                const char* layout, DType type, const View& x) {
-    check.shape(argument, ring, shape, layout);
-    check.dtype(argument, ring, {type});
-    check.device(argument, ring, x, "x");
-    check.distinct(argument, ring);
-    if (ring.rank < 4) return;
-    check.last_contiguous(argument, ring);
-    GDN_REQUIRE(check, type == DType::f64 || ring.aligned16(), argument, "rows that begin at multiples of 16 bytes",
-                stride_text(ring));
-}
-
 PreparedReplay prepare_replay(const SsdReplayDecode& call) {
     const Checks check{call.name};
-    const View x(call.x), dt(call.dt), A(call.A), B(call.B), C(call.C), pool(call.state_pool), out(call.out),
+    const View x(call.x), dt(call.dt), A(call.A), B(call.B), C(call.C), out(call.out),
         cu_seqlens = view_of(call.cu_seqlens), z = view_of(call.z), D = view_of(call.D), dt_bias = view_of(call.dt_bias);
     const bool packed = cu_seqlens.defined();
     check.rank("x", x, packed ? 3 : 4, packed ? "(N, H, P), as cu_seqlens packs sequences" : "(B, T, H, P)");
@@ -79,7 +65,7 @@ PreparedReplay prepare_replay(const SsdReplayDecode& call) {
                 fmt::format("{}", channels));
     GDN_REQUIRE(check, states >= 1 && states % 8 == 0 && states <= kMostReplayStates, "B",
                 fmt::format("states that are a multiple of 8, at most {}", kMostReplayStates), fmt::format("{}", states));
-    GDN_REQUIRE(check, packed || tokens <= kMostReplayTokens, "x", fmt::format("at most {} tokens", kMostReplayTokens),
+    GDN_REQUIRE(check, packed || tokens <= kMostRingTokens, "x", fmt::format("at most {} tokens", kMostRingTokens),
                 shape_text(x));
     if (packed) check_cu_seqlens(check, cu_seqlens, tokens, x, "x");
     const int64_t sequences = packed ? cu_seqlens.size(0) - 1 : batch;
@@ -105,63 +91,27 @@ PreparedReplay prepare_replay(const SsdReplayDecode& call) {
     args.states = static_cast<int>(states);
     args.cu_seqlens = tagged(cu_seqlens);
 
-    check.rank("state_pool", pool, 4, "(slots, H, P, N)");
-    const int64_t slots = pool.size(0);
-    check.shape("state_pool", pool, {slots, heads, channels, states}, "(slots, H, P, N)");
-    const DType state = dtype_beside(check, "state_pool", pool, io);
-    check.device("state_pool", pool, x, "x");
-    GDN_REQUIRE(check, pool.contiguous_tail(3) && (state == DType::f64 || pool.aligned16()), "state_pool",
-                "contiguous states that begin at multiples of 16 bytes", stride_text(pool));
-    check.distinct("state_pool", pool);
-    args.pool = pool.data;
-    args.pool_slot = pool.stride(0);
-    const View indices = view_of(call.state_indices), accepted = accepted_of(call.verify);
+    const RingTensors ring(call);
+    const View x_ring(call.x_ring), B_ring(call.B_ring), delta_ring(call.delta_ring);
     const Batch sequences_of_call{sequences, tokens, packed, x, "x"};
-    check_slots(check, {.pool_name = "state_pool", .slots_name = "state_indices", .pool = pool, .slots = indices},
-                sequences_of_call);
-    GDN_REQUIRE(check, !indices.defined() || indices.rank == 1, "state_indices", "(sequences,), a slot each",
-                shape_text(indices));
-    args.slots = tagged(indices);
-    args.slots_sequence = indices.defined() ? indices.stride(0) : 0;
-    args.slot_count = check.count("state_pool", "slots", slots);
-    args.null_slot = check_null_slot(check, call.null_slot);
-    args.accepted = check_accepted(check, accepted, sequences_of_call);
-    args.fold = call.fold;
-    const View fold_mask = view_of(call.fold_mask);
-    if (fold_mask.defined()) {
-        check.shape("fold_mask", fold_mask, {sequences}, "(sequences,)");
-        GDN_REQUIRE(check, fold_mask.dtype == torch_numbers.boolean, "fold_mask", "bool", dtype_name(fold_mask));
-        check.device("fold_mask", fold_mask, x, "x");
-        check.last_contiguous("fold_mask", fold_mask);
-        args.fold_mask = static_cast<const bool*>(fold_mask.data);
-    }
+    check.rank("state_pool", ring.pool, 4, "(slots, H, P, N)");
+    const int64_t slots = ring.pool.size(0);
+    const DType state =
+        check_ring_pool(check, args, ring, {slots, heads, channels, states}, "(slots, H, P, N)", "N", io, sequences_of_call);
+    GDN_REQUIRE(check, has_replay_step(io, state), "x", "bfloat16 or float16, as state_pool is int8", dtype_name(x));
+    check_ring_room(check, args, ring, "x_ring", x_ring, "(slots, W, H, P)", sequences_of_call);
+    const int64_t entries = args.entries;
+    args.x_ring =
+        check_ring(check, "x_ring", x_ring, {slots, entries, heads, channels}, "(slots, W, H, P)", io, sequences_of_call);
+    args.B_ring =
+        check_ring(check, "B_ring", B_ring, {slots, entries, groups, states}, "(slots, W, G, N)", io, sequences_of_call);
+    args.delta_ring = check_ring(check, "delta_ring", delta_ring, {slots, entries, heads}, "(slots, W, H)",
+                                 io == DType::f64 ? DType::f64 : DType::f32, sequences_of_call);
+    check_ring_pending(check, args, ring, sequences_of_call);
 
-    const View x_ring(call.x_ring), B_ring(call.B_ring), delta_ring(call.delta_ring), pending(call.pending);
-    check.rank("x_ring", x_ring, 4, "(slots, W, H, P)");
-    const int64_t entries = x_ring.size(1);
-    GDN_REQUIRE(check, entries >= 1 && entries <= ReplayStepConfig::kEntries, "x_ring",
-                fmt::format("room for 1 to {} tokens in each slot", ReplayStepConfig::kEntries), shape_text(x_ring));
-    GDN_REQUIRE(check, packed || !accepted.defined() || tokens <= entries, "x",
-                fmt::format("at most {} tokens, as x_ring {} has room for no more", entries, shape_text(x_ring)),
-                shape_text(x));
-    check_ring(check, "x_ring", x_ring, {slots, entries, heads, channels}, "(slots, W, H, P)", io, x);
-    check_ring(check, "B_ring", B_ring, {slots, entries, groups, states}, "(slots, W, G, N)", io, x);
-    check_ring(check, "delta_ring", delta_ring, {slots, entries, heads}, "(slots, W, H)",
-               io == DType::f64 ? DType::f64 : DType::f32, x);
-    check_ring(check, "pending", pending, {slots}, "(slots,)", DType::i32, x);
-    check.last_contiguous("pending", pending);
-    args.ring_x = x_ring.data;
-    args.ring_x_slot = x_ring.stride(0), args.ring_x_entry = x_ring.stride(1), args.ring_x_head = x_ring.stride(2);
-    args.ring_B = B_ring.data;
-    args.ring_B_slot = B_ring.stride(0), args.ring_B_entry = B_ring.stride(1), args.ring_B_group = B_ring.stride(2);
-    args.ring_delta = static_cast<float*>(delta_ring.data);
-    args.ring_delta_slot = delta_ring.stride(0), args.ring_delta_entry = delta_ring.stride(1),
-    args.ring_delta_head = delta_ring.stride(2);
-    args.pending = static_cast<unsigned*>(pending.data);
-    args.entries = static_cast<int>(entries);
-
-    const std::initializer_list<Memory> written = {{"state_pool", pool},       {"x_ring", x_ring},   {"B_ring", B_ring},
-                                                   {"delta_ring", delta_ring}, {"pending", pending}, {"out", out}};
+    const std::initializer_list<Memory> written = {
+        {"state_pool", ring.pool},  {"state_scales", ring.scales}, {"x_ring", x_ring}, {"B_ring", B_ring},
+        {"delta_ring", delta_ring}, {"pending", ring.pending},     {"out", out}};
     check.apart(written, {{"x", x},
                           {"dt", dt},
                           {"A", A},
@@ -171,23 +121,18 @@ PreparedReplay prepare_replay(const SsdReplayDecode& call) {
                           {"z", z},
                           {"dt_bias", dt_bias},
                           {"cu_seqlens", cu_seqlens},
-                          {"state_indices", indices},
-                          {"fold_mask", fold_mask},
-                          {kAcceptedTokens, accepted}});
+                          {"state_indices", ring.slots},
+                          {"fold_mask", ring.fold_mask},
+                          {kAcceptedTokens, ring.accepted}});
     prepared.problem = {.sequences = sequences,
-                        .tokens = packed ? kMostReplayTokens : static_cast<int>(tokens),
+                        .tokens = packed ? kMostRingTokens : static_cast<int>(tokens),
                         .heads = args.heads,
                         .groups = args.groups,
                         .channels = args.channels,
                         .states = args.states,
                         .io = io,
                         .state = state};
-    constexpr i64 kMostBlocksOfSequence = (1 << (32 - kPendingBits)) - 1;
-    const Blocks blocks = replay_step_blocks(prepared.problem, ReplayStepConfig::groups());
-    GDN_REQUIRE(check, blocks[0] * blocks[1] <= kMostBlocksOfSequence, "x",
-                fmt::format("at most {} channels in all heads", kMostBlocksOfSequence * ReplayStepConfig::groups()),
-                fmt::format("{}", heads * channels));
-    check.grid("x", blocks);
+    check_ring_blocks(check, prepared.problem, "x", "x", "channels", heads * channels);
     return prepared;
 }
 

@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <gdn_cuda/kernels/ssd/replay_step/plan.cuh>
-#include <string>
 
-#include "../../launch/spec.hpp"
+#include "../common/ring.hpp"
 
 namespace gdn_cuda::ssd {
 
@@ -17,55 +16,53 @@ struct ReplayStepProblem {
     DType io, state;
 
     int group_rows() const { return heads / groups * channels; }
+    static int smallest_block() { return ReplayStepConfig::groups(); }
+    Blocks blocks(int rows) const { return {ceil_div(group_rows(), rows), groups, sequences}; }
 };
 
-inline constexpr int kMostReplayTokens = 16, kMostReplayStates = 256;
-inline constexpr i64 kReplayBlocksPerMultiprocessor = 2;  // fewer, and blocks have fewer rows
+inline constexpr int kMostReplayStates = 256;
 
+// Shared memory has no room for fp32 tokens beside their parts.
+constexpr bool has_replay_step(DType io, DType state) {
+    return io != DType::f32 || state != DType::i8;
+}
 constexpr ReplayStepConfig replay_step_config(DType io, DType state, int states, int tokens) {
     return {.io = io,
             .state = state,
             .states = states <= 64    ? 64
                       : states <= 128 ? 128
                                       : 256,
-            .tokens = tokens <= 1 ? 1 : kMostReplayTokens};
+            .tokens = tokens <= 1 ? 1 : kMostRingTokens};
 }
 constexpr ReplayStepConfig replay_step_config(const ReplayStepProblem& problem) {
     return replay_step_config(problem.io, problem.state, problem.states, problem.tokens);
 }
 
-inline Blocks replay_step_blocks(const ReplayStepProblem& problem, int rows) {
-    return {ceil_div(problem.group_rows(), rows), problem.groups, problem.sequences};
-}
-inline i64 replay_step_blocks_in_all(const ReplayStepProblem& problem, int rows) {
-    const Blocks blocks = replay_step_blocks(problem, rows);
-    return blocks[0] * blocks[1] * blocks[2];
-}
 // Rows of a block, a multiple of its groups of lanes. They are of at most as many heads as it has warps: P is a multiple of 8,
 // so that three heads' rows begin and end in four.
 inline int replay_step_rows(const ReplayStepProblem& problem, const jit::DeviceTraits& device) {
     constexpr int kStep = ReplayStepConfig::groups(), kHeads = ReplayStepConfig::kHeads - 1;
     const i64 head_rows = i64{kHeads} * problem.channels / kStep * kStep;
-    int rows = static_cast<int>(
-        std::min<i64>({replay_step_config(problem).most_rows(), head_rows, ceil_div(problem.group_rows(), kStep) * kStep}));
-    while (rows > kStep && replay_step_blocks_in_all(problem, rows) < kReplayBlocksPerMultiprocessor * device.multiprocessors)
-        rows = std::max(kStep, rows / 2 / kStep * kStep);
-    return rows;
+    const i64 all = ceil_div(problem.group_rows(), kStep) * kStep;
+    return ring_rows(problem, static_cast<int>(std::min<i64>({replay_step_config(problem).most_rows(), head_rows, all})),
+                     device);
 }
 
 inline constexpr std::array kReplayStepConfigurations = [] {
-    std::array<ReplayStepConfig, size_t{3} * 3 * 3 * 2> all{};
+    std::array<ReplayStepConfig, size_t{11} * 3 * 2> all{};
     size_t n = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const DType state : {DType::f32, DType::bf16, DType::f16})
+        for (const DType state : {DType::f32, DType::bf16, DType::f16, DType::i8})
             for (const int states : {64, 128, 256})
-                for (const int tokens : {1, kMostReplayTokens}) all[n++] = replay_step_config(io, state, states, tokens);
+                for (const int tokens : {1, kMostRingTokens})
+                    if (has_replay_step(io, state)) all[n++] = replay_step_config(io, state, states, tokens);
     return all;
 }();
 
 struct ReplayStep {
     GDN_KERNEL(ReplayStep, ssd, replay_step, ReplayStepConfig, ReplayStepArgs,
-               "Mamba-2's tokens from a state that lacks the last ones, which a ring holds", .starts_early = true);
+               "Mamba-2's tokens from a state that lacks the last ones, which a ring holds", .uses_cutlass = true,
+               .starts_early = true);
 
     static std::span<const Config> configurations() { return kReplayStepConfigurations; }
     static int threads(const Config&) { return Config::threads(); }
@@ -76,12 +73,7 @@ struct ReplayStep {
     static void run(const ReplayStepProblem& problem, Args args, const Target& target) {
         if (problem.sequences == 0 || problem.group_rows() == 0) return;
         args.block_rows = replay_step_rows(problem, jit::device_traits(target.ordinal));
-        launch<ReplayStep>(replay_step_config(problem), args, replay_step_blocks(problem, args.block_rows), target,
-                           [&](const auto& device) {
-                               return fmt::format("{} blocks of {} rows for {} multiprocessors; a ring of {} tokens",
-                                                  replay_step_blocks_in_all(problem, args.block_rows), args.block_rows,
-                                                  device.multiprocessors, args.entries);
-                           });
+        launch_ring<ReplayStep>(replay_step_config(problem), problem, args, target);
     }
 };
 

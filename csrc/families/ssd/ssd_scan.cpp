@@ -7,6 +7,8 @@
 #include "../../operators/packed.hpp"
 #include "../../operators/state_slots.hpp"
 #include "../common/uncovered_zeros.hpp"
+#include "../gdn/move_states.hpp"
+#include "../gdn/state_scales.hpp"
 #include "call.hpp"
 
 namespace gdn_cuda::ssd {
@@ -26,7 +28,7 @@ struct SsdScanPool : SsdScan {
     Given state_indices;
 
     GDN_FIELDS(x, dt, A, B, C, dt_softplus, D, dt_bias, initial_state, state_indices, cu_seqlens, has_initial_state, z,
-               write_indices, update_state, dt_lowest, dt_highest, deterministic, reported, out)
+               write_indices, state_scales, update_state, dt_lowest, dt_highest, deterministic, reported, out)
 };
 
 // What a call writes shares no byte with what it reads: the tensors that every call has, and `read`.
@@ -91,9 +93,12 @@ PreparedScan prepare_pool(const SsdScanPool& call, const SsdViews& views) {
     const Checks check{SsdScan::name};
     PreparedScan prepared{prepare(check, call, views)};
     SsdArgs& args = prepared.args;
-    const View pool(call.initial_state), slots(call.state_indices), written = view_of(call.write_indices), none;
+    const View pool(call.initial_state), slots(call.state_indices), written = view_of(call.write_indices),
+                                                                    scales = view_of(call.state_scales), none;
     check.rank("initial_state", pool, 4, "(slots, H, P, N)");
-    args.passes[0].initial = check_states(check, "initial_state", pool, prepared, pool.size(0));
+    args.passes[0].initial = check_states(check, "initial_state", pool, prepared, pool.size(0), true);
+    check_state_scales(check, "initial_state", pool, "state_scales", scales, 1,
+                       prepared.io == DType::f64 ? DType::f64 : DType::f32, "N");
     check.distinct("initial_state", pool);
     const Batch batch{prepared.sequences, prepared.tokens, args.cu_seqlens.data != nullptr, prepared.x, "x"};
     check_indices(check, "state_indices", slots, batch);
@@ -108,10 +113,14 @@ PreparedScan prepare_pool(const SsdScanPool& call, const SsdViews& views) {
     check_checkpoints(check, prepared, call.reported, views.cu_seqlens);
     check_apart(check, views, call.reported,
                 {{"initial_state", call.update_state ? pool : none},
+                 {"state_scales", call.update_state ? scales : none},
                  {"out", views.out},
                  {"checkpoints", view_of(call.reported.checkpoints)},
                  {"states_before", view_of(call.reported.states_before)}},
-                {{"state_indices", slots}, {"write_indices", written}, {"initial_state", call.update_state ? none : pool}});
+                {{"state_indices", slots},
+                 {"write_indices", written},
+                 {"initial_state", call.update_state ? none : pool},
+                 {"state_scales", call.update_state ? none : scales}});
     return prepared;
 }
 
@@ -188,9 +197,52 @@ void run_scan_into(const SsdScanInto& call) {
 void check_pool(const SsdScanPool& call) {
     prepare_pool(call, SsdViews(call, true));
 }
+// An int8 pool: states pass through dense fp32 ones, which gdn/move_states copies from the slots and to them.
+void run_coded_pool(PreparedScan& prepared, const SsdScanPool& call, const SsdViews& views) {
+    require_kernel({SsdScan::name}, prepared);
+    SsdArgs& args = prepared.args;
+    const View pool(call.initial_state), scales(*call.state_scales);
+    const int64_t count = prepared.sequences, head = prepared.channels * prepared.states;
+    const Tensor states =
+        new_tensor(prepared.x, {count, prepared.heads, prepared.channels, prepared.states}, torch_numbers.f32);
+    const Tensor dense_slots = new_tensor(prepared.x, {count}, torch_numbers.i64);
+    gdn::MoveStatesArgs move{};
+    move.call.initial = {.data = pool.data,
+                         .slot = pool.stride(0),
+                         .head = head,
+                         .row = prepared.states,
+                         .column = 1,
+                         .type = DType::i8,
+                         .scales = static_cast<float*>(scales.data),
+                         .scales_slot = scales.stride(0)};
+    move.call.last = move.call.initial;
+    move.call.sequences = args.sequences, move.call.tokens = args.tokens, move.call.cu_seqlens = args.cu_seqlens;
+    move.call.heads = static_cast<int>(prepared.heads);
+    move.call.dv = static_cast<int>(prepared.channels), move.call.dk = static_cast<int>(prepared.states);
+    move.call.slots = args.slots, move.call.slots_sequence = args.slots_sequence, move.call.slot_count = args.slot_count;
+    move.call.slot_steps = 1, move.call.null_slot = -1, move.call.has_initial = args.has_initial;
+    move.call.last_slots = args.last_slots, move.call.last_slot_count = args.last_slot_count;
+    move.from =
+        move.to = {.data = memory_of(states), .slot = prepared.heads * head, .head = head, .row = prepared.states, .column = 1};
+    move.rows = count, move.dense_slots = static_cast<i64*>(memory_of(dense_slots));
+    const DeviceScope scope(prepared.x.device_index);
+    const Target target = target_of(SsdScan::name, prepared.x);
+    gdn::MoveStates::run(gdn::StatesMove::gather, move, target);
+    args.passes[0].initial = {.data = move.to.data, .type = DType::f32, .slot = move.to.slot, .head = move.to.head};
+    if (call.update_state) args.passes[0].last = args.passes[0].initial;
+    args.slots = {move.dense_slots, DType::i64}, args.slots_sequence = 1, args.slot_count = args.sequences;
+    args.last_slots = {};
+    run_into(prepared, call, views);
+    if (call.update_state) gdn::MoveStates::run(gdn::StatesMove::scatter, move, target);
+}
+
 void run_pool(const SsdScanPool& call) {
     const SsdViews views(call, true);
-    run_into(prepare_pool(call, views), call, views);
+    PreparedScan prepared = prepare_pool(call, views);
+    if (call.state_scales)
+        run_coded_pool(prepared, call, views);
+    else
+        run_into(prepared, call, views);
 }
 
 Prepared prepare_summary(const SsdSummary& x) {
@@ -248,6 +300,7 @@ std::tuple<Tensor, Tensor> ssd_scan(const SsdScan& x) {
         if (x.write_indices && !x.last_state)
             fail(x.name, "write_indices", "none without state_indices or last_state", "a tensor");
         if (!x.update_state) fail(x.name, "update_state", "true without state_indices", "false");
+        if (x.state_scales) fail(x.name, "state_scales", "none without state_indices", "a tensor");
         if (!x.out && !x.last_state && !ssd::reports(x.reported)) return call<SsdScan, ssd::run_scan>(x);
     } else {
         if (!x.initial_state) fail(x.name, "initial_state", "a pool (slots, H, P, N) with state_indices", "none");

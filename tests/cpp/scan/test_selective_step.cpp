@@ -152,6 +152,18 @@ TEST(SelectiveStepHeuristic, ManyRowsWithOneValueOfAHaveTheirKernel) {
         EXPECT_TRUE(selective_step_choice(mamba_2(1, 128, state), device).direct);
         EXPECT_EQ(selective_step_choice(mamba_2(1, 128, state), device).row_steps, 0);
     }
+    for (const int columns : {64, 128, 256})  // int8 states have no other kernel
+        for (const i64 sequences : {1, 64, 256}) {
+            const SelectiveStepProblem problem = mamba_2(sequences, columns, DType::i8);
+            const SelectiveStepChoice choice = selective_step_choice(problem, device);
+            EXPECT_GE(choice.row_steps, 1);
+            EXPECT_LE(choice.row_steps, std::min(8, choice.lanes));
+            EXPECT_FALSE(choice.direct);
+            EXPECT_EQ(choice.lanes, TiedStepConfig({DType::i8, columns}).lanes());
+            EXPECT_TRUE(configurations.contains(to_text(TiedStepConfig{DType::i8, columns})));
+            for (const SelectiveStepChoice& candidate : selective_step_candidates(problem, device))
+                EXPECT_TRUE(candidate.row_steps > 0 && !candidate.direct && candidate.block_sequences == 1);
+        }
     EXPECT_EQ(selective_step_choice(mamba_2(8, 128, DType::f32), device).row_steps, 4) << "three blocks an SM";
     EXPECT_NE(explain_selective_step(mamba_2(64, 128, DType::f32), device).find("8 row steps"), std::string::npos);
     for (auto change :

@@ -22,9 +22,9 @@ jit::DeviceTraits with_multiprocessors(int count) {
 
 TEST(SsdReplayStep, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const DType state : {DType::f32, DType::bf16, DType::f16})
-            for (int states = 8; states <= kMostReplayStates; states += 8)
-                for (int tokens = 0; tokens <= kMostReplayTokens; ++tokens) {
+        for (const DType state : {DType::f32, DType::bf16, DType::f16, DType::i8})
+            for (int states = 8; has_replay_step(io, state) && states <= kMostReplayStates; states += 8)
+                for (int tokens = 0; tokens <= kMostRingTokens; ++tokens) {
                     const ReplayStepConfig config = replay_step_config(io, state, states, tokens);
                     ASSERT_NE(std::ranges::find(kReplayStepConfigurations, config), kReplayStepConfigurations.end());
                     ASSERT_LE(ReplayStep::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);

@@ -10,7 +10,7 @@ import torch
 from helpers import rel_rms
 from ring_cases import BF16, F16, F32, I8, Server, serve
 from ring_on_device import *  # noqa: F403
-from ring_on_device import STATES, WRITTEN
+from ring_on_device import RING, STATES
 
 import gdn_cuda
 from gdn_cuda import RingBuffers, commit_replay, fused_decode, ring_decode
@@ -96,7 +96,7 @@ def test_graphs_read_current_indices_and_counts(state: torch.dtype, seed: int) -
     given = [server.arguments(x) for server, x in zip(servers, tokens, strict=True)]
     for x in given:
         x["out"] = torch.empty(x["value"].shape, dtype=BF16, device="cuda")
-    written = (*WRITTEN, *(["state_scales"] if state == I8 else []))
+    written = (*RING.written, *(["state_scales"] if state == I8 else []))
     ring_decode(**given[0]), ring_decode(**given[1])
     graph = torch.cuda.CUDAGraph()
     before = [given[0][name].clone() for name in written]
@@ -126,7 +126,7 @@ def test_compiled_code(seed: int) -> None:
     results = []
     for server, function in zip(servers, (step, lambda buffers, **x: fused_decode(**x, replay=buffers) * 2), strict=True):
         x = server.arguments(tokens)
-        names = (*WRITTEN[1:], "state_scales", "num_accepted_tokens")
+        names = (*RING.written[1:], "state_scales", "num_accepted_tokens")
         results.append(function(server.buffers, **{name: y for name, y in x.items() if name not in names}))
     assert torch.equal(*results)
     for mine, other in zip(servers[0].buffers, servers[1].buffers, strict=True):

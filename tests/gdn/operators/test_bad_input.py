@@ -30,6 +30,7 @@ TENSOR_CASES = [
     "recurrent-PREFILL",
     "recurrent-accepted",
     "recurrent-accepted-packed",
+    "recurrent-int8",
     "decode",
     "decode-verify",
     "decode-packed",

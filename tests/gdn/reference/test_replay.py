@@ -154,3 +154,12 @@ def test_commit_without_accepted_tokens_changes_nothing(seed: int) -> None:
     assert torch.equal(server.pool, before)
     with pytest.raises(ValueError, match="commit_replay: num_accepted_tokens: expected a tensor, got None"):
         commit_replay(server.pool, server.buffers, server.slots)
+
+
+def test_int8_pools_are_refused_with_the_name_of_what_takes_them() -> None:
+    pool = torch.zeros(2, 1, 32, 32, dtype=torch.int8)
+    buffers = gdn_cuda.replay_buffers(pool, 2, 1)
+    with pytest.raises(
+        ValueError, match=r"commit_replay: state_pool: expected .*ring_decode and ring_buffers take int8.*, got int8"
+    ):
+        commit_replay(pool, buffers, None, torch.zeros(1, dtype=torch.int32))

@@ -10,7 +10,7 @@ from devices import Device
 from helpers import rel_rms
 from kda_cases import literal
 from state_codes_on_device import *  # noqa: F403
-from state_codes_on_device import coded, drawn, read, with_steps
+from state_codes_on_device import coded, drawn, read, recurrence, with_steps
 
 import gdn_cuda
 
@@ -82,11 +82,44 @@ def test_other_operators_refuse_codes(rng: torch.Generator) -> None:
     wide = slots | {"state": x["state_pool"].float(), "state_scales": x["state_scales"]}
     refuses("state_scales", "None, as state is float32", rows | wide, gdn_cuda.chunked_forward)
     refuses("state", "float32", rows | {"state": x["state_pool"][:2]}, gdn_cuda.chunked_forward)
-    refuses("state", "float32", rows | {"state": x["state_pool"][:2]}, gdn_cuda.recurrent_forward)
     leaf = rows | {"query": rows["query"].clone().requires_grad_(), "state_scales": x["state_scales"]}
     refuses("state_scales", "None", leaf, gdn_cuda.chunked_forward)
     buffers = gdn_cuda.replay_buffers(x["state_pool"], 1, 1)
     refuses("state_scales", "None with ReplayBuffers", x | {"replay": buffers})
+
+
+def test_the_recurrence_refuses_codes_without_scales(rng: torch.Generator) -> None:
+    recurrent = gdn_cuda.recurrent_forward
+    x = recurrence(drawn(rng, 2, 3))
+    codes, scales = x["state"], x["state_scales"]
+    last = {"final_state": torch.full_like(codes, 7), "final_scales": torch.full_like(scales, 7.0)}
+    refuses("state_scales", "a tensor, as state is int8", x | {"state_scales": None}, recurrent)
+    refuses("state_scales", "None, as state is float32", x | {"state": codes.float()}, recurrent)
+    refuses("state_scales", "None, as state is", x | {"state": None}, recurrent)
+    refuses("state_scales", "dk / 32", x | {"state_scales": scales[..., :1]}, recurrent)
+    refuses("state_scales", "float32", x | {"state_scales": scales.half()}, recurrent)
+    refuses("state_scales", "contiguous states", x | {"state_scales": scales.mT.contiguous().mT}, recurrent)
+    refuses("state", "contiguous states", x | {"state": codes.mT.contiguous().mT}, recurrent)
+    refuses("state", "float32", x | {"state": codes.view(torch.uint8)}, recurrent)
+    refuses("final_scales", "a tensor, as final_state is int8", x | last | {"final_scales": None}, recurrent)
+    refuses("final_scales", "None, as final_state is float32", x | last | {"final_state": codes.float()}, recurrent)
+    refuses("final_scales", "None, as final_state is", x | last | {"final_state": None}, recurrent)
+    refuses("final_scales", "dk / 32", x | last | {"final_scales": scales[:1].clone()}, recurrent)
+    shared = last["final_scales"][:1].expand_as(scales)
+    refuses("final_scales", "memory of its own", x | last | {"final_scales": shared}, recurrent)
+    refuses("final_state", "contiguous states", x | last | {"final_state": codes.mT.contiguous().mT}, recurrent)
+    refuses("final_state|state", "overlap", x | {"final_state": codes, "final_scales": last["final_scales"]}, recurrent)
+    refuses("final_scales|state_scales", "overlap", x | last | {"final_scales": scales}, recurrent)
+    refuses("final_scales|gate", "overlap", x | last | {"gate": last["final_scales"].flatten()[:12].view(2, 3, 2)}, recurrent)
+    verify = {"inference_mode": gdn_cuda.InferenceMode.SPEC_VERIFY}
+    refuses("final_state", "None with SPEC_VERIFY", x | last | verify, recurrent)
+    steps = {"state": codes[:, None], "state_scales": scales[:, None]}
+    refuses("state_scales", "the shape of state", x | steps | verify | {"state_scales": scales}, recurrent)
+    refuses("state", "rank 4", x | steps, recurrent)
+    narrow = {name: x[name][..., :48] for name in ("query", "key")} | {"state": codes[..., :48].contiguous()}
+    refuses("state", "multiple of 32", x | narrow, recurrent)
+    refuses("final_state", "multiple of 32", x | narrow | last | {"state": None, "state_scales": None,
+                                             "final_state": codes[..., :48].contiguous()}, recurrent)  # fmt: skip
 
 
 def test_conversions_that_are_refused(rng: torch.Generator) -> None:

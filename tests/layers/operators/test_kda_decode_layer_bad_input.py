@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import gdn_cuda
 from gdn_cuda import kda_decode_layer
 from gdn_cuda.layers.kda_decode_layer import by_operators, layer_arguments
 
@@ -113,10 +114,62 @@ def test_pools_of_query_key_and_value() -> None:
     refused(x | {"key_conv_pool": x["conv_pool"]}, "conv_pool|key_conv_pool", "overlap")
 
 
+# ---- int8 states
+
+
+def coded(separate: bool = False) -> dict[str, Any]:
+    x = case(separate)
+    codes, scales = gdn_cuda.convert_states(x["state_pool"], torch.int8)
+    return x | {"state_pool": codes, "state_scales": scales}
+
+
+SCALES: list[tuple[str, Change, str, str]] = [
+    ("no scales", lambda x: {"state_scales": None}, "state_scales", "a tensor, as state_pool is int8"),
+    ("no codes", lambda x: {"state_pool": x["state_pool"].float()}, "state_scales", "None, as state_pool is float32"),
+    ("bytes", lambda x: {"state_pool": x["state_pool"].view(torch.uint8)}, "state_pool", "uint8"),
+    ("scales in bf16", lambda x: {"state_scales": x["state_scales"].bfloat16()}, "state_scales", "float32"),
+    ("too few columns", lambda x: {"state_scales": x["state_scales"][..., :1]}, "state_scales", "dk / 32"),
+    ("too few slots", lambda x: {"state_scales": x["state_scales"][:-1]}, "state_scales", "the shape"),
+    ("of another rank", lambda x: {"state_scales": x["state_scales"].flatten(-2)}, "state_scales", "the shape"),
+    ("on a device", lambda x: {"state_scales": x["state_scales"].to("meta")}, "state_scales", "cpu"),
+    ("a number", lambda x: {"state_scales": 1.0}, "state_scales", "a tensor or None"),
+    ("transposed", lambda x: {"state_scales": x["state_scales"].mT.contiguous().mT}, "state_scales", "contiguous"),
+    ("on themselves", lambda x: {"state_scales": x["state_scales"][:1].expand(6, -1, -1, -1)}, "state_scales", ""),
+    ("codes as scales", lambda x: {"state_scales": x["state_pool"].view(torch.float32)[..., :2]}, r"state_\w+", ""),
+    ("dt_bias as scales", lambda x: {"dt_bias": x["state_scales"].flatten()[:128]}, r"state_scales|dt_bias", "overlap"),
+    ("out among codes", lambda x: {"out": x["state_pool"].view(torch.bfloat16)[:2, 0, 0, :16]}, r"\w+", "overlap"),
+    ("out of another dtype", lambda x: {"out": torch.zeros(2, 16)}, "out", "bfloat16"),
+    ("out of another shape", lambda x: {"out": x["out"][:1]}, "out", "(2, 16)"),
+    ("out a number", lambda x: {"out": 3}, "out", ""),
+    ("a pool of rank 3", lambda x: {"state_pool": x["state_pool"][0]}, "state_pool", "(slots, Hv, dv, dk)"),
+    ("qkv of rank 3", lambda x: {"qkv": x["qkv"][None]}, "qkv", "(B, C)"),
+    ("no z", lambda x: {"z": None}, "z", "z with norm_weight, or neither"),
+    ("slots of tokens", lambda x: {"state_indices": torch.arange(2)[:, None]}, "state_indices", ""),
+    ("lower_bound", lambda x: {"lower_bound": 0.0}, "lower_bound", "below 0"),
+    ("norm_weight", lambda x: {"norm_weight": x["norm_weight"][:4]}, "norm_weight", ""),
+    ("taps", lambda x: {"conv_weight": x["conv_weight"][:5]}, "conv_weight", ""),
+    ("b", lambda x: {"b": x["b"][:, :1]}, "b", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change, argument, says", [row[1:] for row in SCALES], ids=[row[0] for row in SCALES])
+def test_wrong_scales(change: Change, argument: str, says: str) -> None:
+    for separate in (False, True):
+        x = coded(separate)
+        refused(x | change(x), argument, says)
+
+
+def test_keys_that_are_no_multiple_of_32() -> None:
+    x = layer_arguments(2, 0, dk=48, slots=6)
+    x |= {"state_pool": torch.zeros(6, 2, 8, 48, dtype=torch.int8), "state_scales": torch.zeros(6, 2, 8, 1)}
+    refused(x, "state_pool", "multiple of 32")
+
+
 @pytest.mark.parametrize("function", [kda_decode_layer, by_operators])
 @pytest.mark.parametrize("separate", [False, True])
-def test_a_slot_past_the_pool(separate: bool, function: Callable[..., Any]) -> None:
-    x = case(separate)
+@pytest.mark.parametrize("given", [case, coded])
+def test_a_slot_past_the_pool(given: Callable[..., Any], separate: bool, function: Callable[..., Any]) -> None:
+    x = given(separate)
     x["state_indices"][1] = 6
     if function is by_operators:
         del x["out"]

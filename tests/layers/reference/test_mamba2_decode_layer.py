@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from devices import Device
+from mamba2_layer_on_device import test_a_norm_after_states_of_codes, test_states_of_codes  # noqa: F401
 from mamba2_oracle import check, draws
 
 from gdn_cuda import causal_conv1d, mamba2_decode_layer, rms_norm_gated, ssd_scan
 from gdn_cuda.layers.mamba2_decode_layer import by_operators
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device("cpu")
+
 
 FORMS: dict[str, dict[str, Any]] = {
     "as drawn": {},

@@ -9,26 +9,26 @@ import pytest
 import torch
 from devices import GPU
 from helpers import rel_rms
-from ssd_replay_cases import BF16, F32, Server, serve
+from ssd_replay_cases import BF16, F32, I8, Server, serve
 from ssd_replay_on_device import *  # noqa: F403
-from ssd_replay_on_device import WRITTEN
+from ssd_replay_on_device import RING
 
 import gdn_cuda
 from gdn_cuda import ssd_commit_replay, ssd_replay_decode
 
 
-@pytest.mark.parametrize("verify", [False, True])
-@pytest.mark.parametrize("state", [F32, BF16])
-def test_many_sequences(state: torch.dtype, verify: bool, seed: int) -> None:
+@pytest.mark.parametrize("verifies", [False, True])
+@pytest.mark.parametrize("state", [F32, BF16, I8])
+def test_many_sequences(state: torch.dtype, verifies: bool, seed: int) -> None:
     """Blocks of as many rows as there are, more of them than run at once, and rings that become full in different calls."""
-    server = Server(seed, sequences=64, H=32, G=2, P=64, N=128, state=state, window=5, verify=verify, device="cuda")
+    server = Server(seed, sequences=64, H=32, G=2, P=64, N=128, state=state, window=5, verifies=verifies, device="cuda")
     serve(server, ssd_replay_decode, ssd_commit_replay, 2)
 
 
-@pytest.mark.parametrize("verify", [False, True])
-def test_equals_a_step_in_place(verify: bool, seed: int) -> None:
+@pytest.mark.parametrize("verifies", [False, True])
+def test_equals_a_step_in_place(verifies: bool, seed: int) -> None:
     """1000 tokens, from one state. Blocks of one sequence run at once: the last of them stores what others have read."""
-    server = Server(seed, sequences=7, H=128, G=8, P=64, N=128, window=16, verify=verify, io=F32, device="cuda", rate=0.05)
+    server = Server(seed, sequences=7, H=128, G=8, P=64, N=128, window=16, verifies=verifies, io=F32, device="cuda", rate=0.05)
     pool = server.pool.clone()
     A = server.heads["A"][:, None, None].expand(pool.shape[1:])
     bias = server.heads["dt_bias"][:, None].expand(128, 64)
@@ -43,32 +43,33 @@ def test_equals_a_step_in_place(verify: bool, seed: int) -> None:
         )  # fmt: skip
         if step % 10 == 0:
             assert rel_rms(out[:, 0], wanted) < 1e-5
-    accepted = server.accepted if verify else None
+    accepted = server.accepted if verifies else None
     ssd_commit_replay(server.pool, server.buffers, server.heads["A"], server.slots, accepted)
     assert rel_rms(server.pool, pool) < 1e-5
 
 
-def test_same_bits_in_every_run(seed: int) -> None:
+@pytest.mark.parametrize("state", [F32, BF16, I8])
+def test_same_bits_in_every_run(state: torch.dtype, seed: int) -> None:
     results = []
     for _ in range(2):
-        server = Server(seed, sequences=16, H=64, G=8, P=64, N=128, window=3, device="cuda")
+        server = Server(seed, sequences=16, H=64, G=8, P=64, N=128, window=3, state=state, device="cuda")
         outs = [ssd_replay_decode(**server.arguments(server.tokens(16, 1))) for _ in range(9)]
         results.append([*outs, server.pool, server.buffers.pending])
     assert all(torch.equal(*both) for both in zip(*results, strict=True))
 
 
 def test_graphs_read_current_indices_and_counts(seed: int) -> None:
-    servers = [Server(seed, window=3, P=64, N=128, verify=True, device="cuda") for _ in range(2)]
+    servers = [Server(seed, window=3, P=64, N=128, verifies=True, device="cuda") for _ in range(2)]
     tokens = [server.tokens(3, 2) for server in servers]
     given = [server.arguments(x) for server, x in zip(servers, tokens, strict=True)]
     for x in given:
         x["out"] = torch.empty(x["x"].shape, dtype=BF16, device="cuda")
     ssd_replay_decode(**given[0]), ssd_replay_decode(**given[1])
     graph = torch.cuda.CUDAGraph()
-    before = [given[0][name].clone() for name in WRITTEN]
+    before = [given[0][name].clone() for name in RING.written]
     with torch.cuda.graph(graph):
         ssd_replay_decode(**given[0])
-    for name, old in zip(WRITTEN, before, strict=True):
+    for name, old in zip(RING.written, before, strict=True):
         given[0][name].copy_(old)
     for call in range(6):
         counts = torch.tensor([call % 3, 1, 2], device="cuda")
@@ -77,7 +78,7 @@ def test_graphs_read_current_indices_and_counts(seed: int) -> None:
             server.slots.copy_(server.slots.roll(call % 2))
         graph.replay()
         ssd_replay_decode(**given[1])
-        for name in (*WRITTEN, "out"):
+        for name in (*RING.written, "out"):
             assert torch.equal(given[0][name].nan_to_num(7), given[1][name].nan_to_num(7)), (call, name)
 
 
@@ -128,4 +129,4 @@ def test_offsets_beyond_2_to_the_31(seed: int) -> None:
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_index_dtypes(index: torch.dtype, seed: int) -> None:
-    serve(Server(seed, index=index, verify=True, device=GPU.name), ssd_replay_decode, ssd_commit_replay, 2)
+    serve(Server(seed, index=index, verifies=True, device=GPU.name), ssd_replay_decode, ssd_commit_replay, 2)

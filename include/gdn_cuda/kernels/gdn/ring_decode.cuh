@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         values.load(args, place);
     }
     if (!place.has_slot(args)) return cp_async_wait<0>();
-    const i64 cursor = load_index({args.pending, DType::i32}, place.slot);
+    const i64 cursor = place.load_cursor(args);
     const RingRows<kConfig> rows(shared, args, place);
     if (place.length > 0 || place.asked) rows.load();
     cp_async_fence();
@@ -146,19 +146,18 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
 
     // What this block reads of the ring has arrived. The count comes back while the block computes.
     unsigned before = 0;
-    if (thread == 0) before = atomicAdd(args.pending + place.slot, 1u << kRingPendingBits);
+    if (thread == 0) before = place.count_block(args);
     if (const int tile = warp - 1; tile >= 0 && tile < ceil_div(place.stored, RingDecodeConfig::kTileRows))
         store_scores<kConfig>(shared.stored_scores, shared, shared.keys, tile * RingDecodeConfig::kTileRows, place.stored,
                               vectors);
     __syncthreads();
 
     finish_tokens(shared, args, place, values);
-    const auto is_last = [&] { return (before >> kRingPendingBits) + 1 == gridDim.x * gridDim.y; };
-    if (place.overwrites() && thread == 0) shared.is_last = is_last();
+    if (place.overwrites() && thread == 0) shared.is_last = place.is_last(before);
     if (place.folds || place.overwrites()) __syncthreads();
     if (place.keeps && place.length > 0) store_tokens(shared, args, place);
     if (place.folds) rows.fold();
-    if (thread == 0 && is_last()) args.pending[place.slot] = static_cast<unsigned>(place.pending_after(args));
+    if (thread == 0 && place.is_last(before)) place.store_cursor(args);
 }
 
 }  // namespace gdn_cuda::gdn

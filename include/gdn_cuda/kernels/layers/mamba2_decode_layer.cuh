@@ -24,7 +24,7 @@
 #include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/conv/causal_step/common.cuh>
 #include <gdn_cuda/kernels/layers/mamba2_decode_layer_plan.cuh>
-#include <gdn_cuda/kernels/scan/selective_step/tied.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/coded.cuh>
 
 namespace gdn_cuda::layers {
 
@@ -163,8 +163,8 @@ __global__ void __launch_bounds__(kConfig.threads(), 4) mamba2_decode_layer(cons
         return;
     }
 
-    char* const rows_of_group = static_cast<char*>(args.pool) + slot * args.pool_slot * bytes_of(kConfig.state) +
-                                group_row * static_cast<i64>(kConfig.row_bytes());
+    const scan::StateInPool<kConfig> rows_of_group =
+        scan::state_in_pool<kConfig>(args, slot) + group_row * static_cast<i64>(kConfig.row_bytes());
     const int lane = thread % kLanes, own_row = first_row + thread / kLanes;
     const int steps = (end - first_row + kRowsPerStep - 1) / kRowsPerStep;
     const auto row_of_round = [&](int step) {
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 4) mamba2_decode_layer(cons
     }
     Mamba2Row mine = row_of_round(0);
     mine.load(args, slot);
-    const scan::TiedRows<kConfig> rows(shared.ring, rows_of_group, thread, own_row, end);
+    const scan::StepRows<kConfig> rows(shared.ring, rows_of_group, thread, own_row, end);
     rows.start();
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) shared.columns[i * kConfig.threads() + thread] = columns[i].output(args);
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 4) mamba2_decode_layer(cons
         B[i] = shared.columns[column], C[i] = shared.columns[kConfig.columns + column];
     }
 
-    char* const to = rows_of_group + rows.offset();
+    const scan::StateInPool<kConfig> to = rows_of_group + rows.offset();
 #pragma unroll 1
     for (int step = 0; step < steps; step += kLanes) {
         if (step > 0) {

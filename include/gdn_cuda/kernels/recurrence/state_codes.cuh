@@ -60,8 +60,9 @@ __device__ __forceinline__ unsigned pack_codes(const float* x, float inverse) {
 __device__ __forceinline__ unsigned bias_codes(unsigned codes) {
     return codes ^ 0x80808080u;
 }
-__device__ __forceinline__ float code_of(unsigned biased, int i) {
-    return __uint_as_float(__byte_perm(biased, 0x4b000000u, 0x7440 | i)) - 8388736.f;
+constexpr unsigned kCodeExponent = 0x4b000000u;  // of 2^23
+__device__ __forceinline__ float code_of(unsigned biased, int i, unsigned exponent = kCodeExponent) {
+    return __uint_as_float(__byte_perm(biased, exponent, 0x7440 | i)) - 8388736.f;
 }
 
 // ---- Rows
@@ -104,9 +105,11 @@ struct CodeSlice {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) clear(i);
     }
-    __device__ __forceinline__ float operator[](int i) const {
-        return scales[i / kVector] * code_of(bias_codes(word(i / kVector, i % kVector / 4)), i % 4);
+    // `exponent`: kCodeExponent, in a register where the compiler would otherwise put every byte's selector into one.
+    __device__ __forceinline__ float code(int i, unsigned exponent = kCodeExponent) const {
+        return code_of(bias_codes(word(i / kVector, i % kVector / 4)), i % 4, exponent);
     }
+    __device__ __forceinline__ float operator[](int i) const { return scales[i / kVector] * code(i); }
     // Stores the row if `exists`; all lanes of the warp take part.
     __device__ __forceinline__ void store_if(bool exists, const CodedStates& row, int lane, int dk,
                                              const float (&s)[kLayout.per_lane]) {
@@ -123,10 +126,14 @@ struct CodeSlice {
                 most = larger_magnitude(most, x[j]);
             }
             scales[i] = scale_of_largest(largest_of_lanes<kLanesPerGroup>(most));
-            bound_elements<kVector>(x, scales[i]);
             const float inverse = inverse_of_scale(scales[i]);
 #pragma unroll
             for (int j = 0; j < kVector; j += 4) word(i, j / 4) = pack_codes(x + j, inverse);
+            if (scales[i] == kLargestScale) {  // rarely: packed again, so that elements need no other registers
+                bound_elements<kVector>(x, scales[i]);
+#pragma unroll
+                for (int j = 0; j < kVector; j += 4) word(i, j / 4) = pack_codes(x + j, inverse);
+            }
         }
     }
     __device__ __forceinline__ void write_if(bool exists, const CodedStates& row, int lane, int dk) const {

@@ -16,8 +16,8 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/coded.cuh>
 #include <gdn_cuda/kernels/scan/selective_step/rows.cuh>
-#include <gdn_cuda/kernels/scan/selective_step/tied.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -96,6 +96,20 @@ struct TiedRow {
     }
 };
 
+// The state to store, if the sequence's state is `from`; null: none. Codes go to the pool alone.
+template <TiedStepConfig kConfig>
+__device__ __forceinline__ StateInPool<kConfig> state_to_store(const SelectiveStepArgs& args, StateInPool<kConfig> from,
+                                                               int sequence) {
+    if constexpr (!kConfig.coded()) {
+        return static_cast<char*>(kept_state<kConfig.row()>(args, from, sequence, 0));
+    } else {
+        if (args.kept == SelectiveStepArgs::none) return {};
+        if (args.to.rows.data == nullptr) return from;
+        const i64 slot = row_in(args.to, sequence, 0);
+        return slot < 0 ? StateInPool<kConfig>{} : state_in_pool<kConfig>(args, slot);
+    }
+}
+
 template <TiedStepConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     selective_step_tied(const __grid_constant__ SelectiveStepArgs args) {
@@ -116,13 +130,13 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     const Place place = loading.place(args, slot);
     if (place != Place::run) return mine.store({}, 0.f, place);
 
-    char* const state_of_slot = static_cast<char*>(args.pool) + slot * args.pool_slot * bytes_of(kConfig.state);
+    const StateInPool<kConfig> state_of_slot = state_in_pool<kConfig>(args, slot);
     const i64 group_offset = blockIdx.y * static_cast<i64>(args.group_rows) * kConfig.row_bytes();
-    TiedRows<kConfig> rows(shared, state_of_slot + group_offset, thread, first_row,
+    StepRows<kConfig> rows(shared, state_of_slot + group_offset, thread, first_row,
                            min(args.group_rows, (static_cast<int>(blockIdx.x) + 1) * args.row_steps * kRowsPerStep));
     rows.start();
-    char* to = static_cast<char*>(kept_state<kRow>(args, state_of_slot, sequence, 0));
-    if (to != nullptr) to += group_offset + rows.offset();
+    StateInPool<kConfig> to = state_to_store<kConfig>(args, state_of_slot, sequence);
+    if (to) to = to + (group_offset + rows.offset());
 
     float B[kRow.elements()], C[kRow.elements()];
     load_tied_columns<kConfig>(B, args, args.B, sequence, lane);

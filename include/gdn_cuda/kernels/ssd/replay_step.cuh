@@ -16,8 +16,10 @@
 //     warps   a head each: δ, sums of δA by shuffles, and from them the weights L δ of all entries
 //     groups  of 8 lanes: scores C·B, once a block
 //
-// then the products S C, and a thread a row adds up its output. Rounding is that of fp32 sums, and of the state where it is
-// written. Decays of 0 are selects: nothing before a reset shows, whatever it was.
+// then the products S C, and a thread a row adds up its output. Rows of int8 codes are left operands of mma.sync instead, four
+// lanes a row, with each C as two fp16 vectors (codes.cuh): widened one by one they would take three instructions an element.
+// Rounding is that of fp32 sums, and of the state where it is written. Decays of 0 are selects: nothing before a reset shows,
+// whatever it was.
 //
 // The count of a slot's tokens is read by all blocks of the sequence and changed once: each block counts itself in its upper
 // half when it has the ring's tokens, and the last one writes the new count. Where new tokens replace entries of the ring that
@@ -33,6 +35,7 @@
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/common/silu.cuh>
+#include <gdn_cuda/kernels/ssd/replay_step/codes.cuh>
 #include <gdn_cuda/kernels/ssd/replay_step/rows.cuh>
 #include <gdn_cuda/kernels/ssd/replay_step/tokens.cuh>
 
@@ -90,6 +93,15 @@ __device__ __forceinline__ void store_outputs(const ReplayStepSharedPlan<kConfig
     }
 }
 
+// A thread's part of the state.
+template <ReplayStepConfig kConfig>
+__device__ __forceinline__ auto state_of(const ReplayStepArgs& args, const ReplayPlace<kConfig>& place) {
+    if constexpr (kConfig.codes())
+        return ReplayCodes<kConfig>(args, place);
+    else
+        return ReplayRows<kConfig>(args, place);
+}
+
 template <ReplayStepConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     replay_step(const __grid_constant__ ReplayStepArgs args) {
@@ -101,8 +113,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     ReplayPlace<kConfig> place(args);
     if (place.has_room(args)) load_new_tokens(shared, args, place);
     if (!place.has_slot(args)) return cp_async_wait<0>();
-    const i64 cursor = load_index({args.pending, DType::i32}, place.slot);
-    ReplayRows<kConfig> rows(args, place);
+    const i64 cursor = place.load_cursor(args);
+    auto rows = state_of(args, place);
     if (place.length > 0 || place.asked) rows.load(args, place);
     const int heads = place.heads(args), head = place.first_head + warp;
     HeadSteps<kConfig> steps;
@@ -119,19 +131,21 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
 
     // What this block reads of the ring has arrived. The count comes back while the block computes.
     unsigned before = 0;
-    if (thread == 0) before = atomicAdd(args.pending + place.slot, 1u << kPendingBits);
+    if (thread == 0) before = place.count_block(args);
     ReplayGates<kConfig> gates;
     gates.load(args, place, 0);
+    if constexpr (kConfig.codes()) store_parts(shared, args, place.length);
     store_scores(shared, args, place);
+    if constexpr (kConfig.codes()) __syncthreads();
     rows.clear_padding(args);
     rows.multiply(shared, args, place);
-    if (thread == 0) shared.is_last = (before >> kPendingBits) + 1 == gridDim.x * gridDim.y;
+    if (thread == 0) shared.is_last = place.is_last(before);
     __syncthreads();
 
     store_outputs(shared, args, place, gates);
     if (place.keeps && place.length > 0) store_tokens(shared, args, place);
     if (place.folds) rows.fold(shared, args, place);
-    if (thread == 0 && shared.is_last) args.pending[place.slot] = static_cast<unsigned>(place.pending_after(args));
+    if (thread == 0 && shared.is_last) place.store_cursor(args);
 }
 
 }  // namespace gdn_cuda::ssd

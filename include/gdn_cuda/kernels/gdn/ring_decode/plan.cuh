@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/recurrence/call.cuh>
+#include <gdn_cuda/kernels/recurrence/ring_plan.cuh>
 #include <gdn_cuda/kernels/recurrence/state_layout.cuh>
 
 namespace gdn_cuda::gdn {
@@ -63,46 +64,20 @@ struct RingDecodeSharedPlan {
     int is_last;                   // whether every other block of the sequence has read the ring
 };
 
-struct RingDecodeArgs {
+struct RingDecodeArgs : RingArgs {
     Rows query, key, value, output;
     bool whole_vectors;  // whether rows of keys and queries begin at multiples of 16 bytes
     Scalars beta, gate;  // b and a, before sigmoid and softplus
     float beta_factor;   // beta is this times a sigmoid
     Tagged A_log, dt_bias;
-    int sequences, tokens, heads, heads_per_key, dk, dv;
-    int block_rows, row_blocks;  // rows of a block, and blocks of a head
+    int heads, heads_per_key, dk, dv;
+    int row_blocks;  // blocks of a head
     float scale;
     bool qk_norm;
-    Tagged cu_seqlens;
 
-    Tagged slots;  // (sequences,); if absent, sequence n has slot n
-    i64 slots_sequence;
-    i64 slot_count, null_slot;
-    void* pool;     // (slots, Hv, dv, dk), a slot contiguous
-    i64 pool_slot;  // this and the other strides below are in elements
-    float* scales;  // for int8 states: (slots, Hv, dv, dk / 32)
-    i64 scales_slot;
-
-    // The ring: tokens that the state in the pool lacks.
-    void* keys;  // (slots, W, Hk, dk), as given
-    i64 keys_slot, keys_entry, keys_head;
-    void* updates;  // (slots, W, Hv, dv): v' times the key's scale
-    i64 updates_slot, updates_entry, updates_head;
-    float* decays;  // (slots, W, Hv)
-    i64 decays_slot, decays_entry, decays_head;
-    int entries;  // W
-    // (slots,): how many entries the state lacks, in the lower 16 bits. The upper ones count the blocks of the running call
-    // that have read the ring; they are 0 between calls.
-    unsigned* pending;
-    // (sequences,): how many of the last call's tokens are accepted; this call's are counted by the next one then. If absent,
-    // every token is accepted at once.
-    Tagged accepted;
-    // Sequences, or all, whose state takes what is accepted, whether or not the ring has room for more.
-    const bool* fold_mask;
-    bool fold;
-
-    GDN_HOST_DEVICE bool verifies() const { return accepted.data != nullptr; }
+    RingTensor keys;     // (slots, W, Hk, dk), as given
+    RingTensor updates;  // (slots, W, Hv, dv): v' times the key's scale
+    RingTensor decays;   // (slots, W, Hv), fp32
 };
-inline constexpr unsigned kRingPendingBits = 16;
 
 }  // namespace gdn_cuda::gdn

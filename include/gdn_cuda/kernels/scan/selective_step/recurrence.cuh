@@ -26,8 +26,8 @@ struct CompiledStep {
     __device__ __forceinline__ ExactStep<Number> operator()(float delta, float delta_a, const Number& A) const {
         if constexpr (kKind != Discretization::mamba || is_complex(kConfig.state))
             return exact_step<kKind>(delta, delta_a, A);
-        else if constexpr (bytes_of(kConfig.state) == 2)
-            // Rounding to a 16-bit state hides the error of Ā, and instructions are the bound.
+        else if constexpr (bytes_of(kConfig.state) <= 2)
+            // Rounding to a state of 16 bits or fewer hides the error of Ā, and instructions are the bound.
             return {{exp2_fast(delta_a * kLog2e * A), false}, delta};
         else
             return {exact_exp2(delta_a * kLog2e * A), delta};

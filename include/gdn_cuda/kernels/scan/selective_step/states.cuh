@@ -99,12 +99,18 @@ __device__ __forceinline__ void store_state(void* to, const StepLane<kConfig>& l
     }
 }
 
-// Address for the state after a token of a sequence that was read at `from`; nullptr: not stored.
+// The row for the state after a token of a sequence; negative: not stored.
+__device__ __forceinline__ i64 row_in(const SelectiveStepArgs::States& to, int sequence, int token) {
+    const i64 row = load_index(to.rows, sequence * to.rows_sequence + token * to.rows_token);
+    return row == to.null_row || row >= to.row_count || token >= to.limit ? -1 : row;
+}
+
+// Its address, if the state was read at `from`; nullptr: not stored.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void* place_in(const SelectiveStepArgs::States& to, const void* from, int sequence, int token) {
     if (to.rows.data == nullptr) return const_cast<void*>(from);
-    const i64 row = load_index(to.rows, sequence * to.rows_sequence + token * to.rows_token);
-    if (row < 0 || row == to.null_row || row >= to.row_count || token >= to.limit) return nullptr;
+    const i64 row = row_in(to, sequence, token);
+    if (row < 0) return nullptr;
     return static_cast<char*>(to.states) + (row * to.row + token * to.token) * bytes_of(kConfig.state);
 }
 

@@ -1,6 +1,8 @@
 // Configuration, shared memory and arguments of ssd/replay_step, for host and device.
 #pragma once
 
+#include <gdn_cuda/kernels/recurrence/ring_plan.cuh>
+#include <gdn_cuda/kernels/recurrence/state_layout.cuh>
 #include <gdn_cuda/kernels/ssd/steps_plan.cuh>
 
 namespace gdn_cuda::ssd {
@@ -15,11 +17,12 @@ struct ReplayStepConfig {
 
     GDN_FIELDS(io, state, states, tokens)
 
-    static constexpr int kLanes = 8;     // of a row of the state
-    static constexpr int kEntries = 32;  // of a ring, at most: one for each lane of a warp
-    static constexpr int kHeads = 4;     // of a block, at most: a warp each
+    static constexpr int kLanes = 8;  // of a row of the state
+    static constexpr int kHeads = 4;  // of a block, at most: a warp each
     GDN_HOST_DEVICE static constexpr int threads() { return 32 * kHeads; }
     GDN_HOST_DEVICE static constexpr int groups() { return threads() / kLanes; }  // of lanes, a row each at a time
+    GDN_HOST_DEVICE constexpr bool codes() const { return state == DType::i8; }
+    GDN_HOST_DEVICE constexpr int code_groups() const { return codes() ? states / gdn::kCodeGroup : 1; }  // in a row
     GDN_HOST_DEVICE constexpr int vector() const { return 16 / bytes_of(state); }
     // 16-byte vectors that a lane has of a row.
     GDN_HOST_DEVICE constexpr int row_vectors() const { return states / (vector() * kLanes); }
@@ -32,6 +35,7 @@ struct ReplayStepConfig {
     // Blocks per SM, for which registers are limited: with many tokens as many as shared memory has room for, or less where
     // registers would spill.
     GDN_HOST_DEVICE constexpr int blocks_at_least() const {
+        if (codes()) return tokens > 1 ? (states > 128 ? 2 : 3) : states > 128 ? 4 : states > 64 ? 5 : 6;
         if (tokens == 1) return 4;
         if (io == DType::f32) return bytes_of(state) == 2 && states > 64 ? 2 : 3;
         return states == 64 ? 3 : 4;
@@ -41,7 +45,7 @@ struct ReplayStepConfig {
 // A block's tokens: new ones, then entries of the ring.
 template <ReplayStepConfig kConfig>
 struct ReplayStepSharedPlan {
-    static constexpr int kTokens = kConfig.tokens, kEntries = ReplayStepConfig::kEntries + kTokens;
+    static constexpr int kTokens = kConfig.tokens, kEntries = kMostRingEntries + kTokens;
     struct alignas(16) Columns {
         unsigned char bytes[kConfig.states * bytes_of(kConfig.io)];
     };
@@ -62,9 +66,17 @@ struct ReplayStepSharedPlan {
     float weights[ReplayStepConfig::kHeads][kTokens + 1][kEntries];  // the decay after an entry, times its δ
     Past past[ReplayStepConfig::kHeads][kTokens + 1];
     int is_last;  // whether every other block of the sequence has read the ring
+
+    // For int8 states: each C, times a power of two, as a sum of two vectors of fp16.
+    struct alignas(16) Vector {
+        unsigned char bytes[16];
+    };
+    static constexpr int kParts = kConfig.codes() ? 2 * kTokens : 1;
+    Vector parts[kParts][kConfig.codes() ? kConfig.states / 8 : 1];
+    float part_scale[kParts];  // of each C, the inverse of that power
 };
 
-struct ReplayStepArgs {
+struct ReplayStepArgs : RingArgs {
     Rows x, z, out;    // (batch, token, head, channel); z may be absent
     Rows B, C;         // (batch, token, group, state)
     bool whole_units;  // whether rows of x, B and C begin at multiples of 16 bytes
@@ -72,36 +84,12 @@ struct ReplayStepArgs {
     PerHead A, dt_bias, D;              // dt_bias and D may be absent
     float lowest = 0.f, highest = 0.f;  // of δ
     bool softplus = false;
-    int sequences, tokens, heads, groups, channels, states;
-    int group_heads, block_rows;  // heads of a group, rows of a block
-    Tagged cu_seqlens;
+    int heads, groups, channels, states;
+    int group_heads;  // heads of a group
 
-    Tagged slots;  // (sequences,); if absent, sequence n has slot n
-    i64 slots_sequence;
-    i64 slot_count, null_slot;
-    void* pool;     // (slots, H, P, N), a slot contiguous
-    i64 pool_slot;  // this and the other strides below are in elements
-
-    // The ring: tokens that the state in the pool lacks.
-    void* ring_x;  // (slots, W, H, P)
-    i64 ring_x_slot, ring_x_entry, ring_x_head;
-    void* ring_B;  // (slots, W, G, N)
-    i64 ring_B_slot, ring_B_entry, ring_B_group;
-    float* ring_delta;  // (slots, W, H)
-    i64 ring_delta_slot, ring_delta_entry, ring_delta_head;
-    int entries;  // W
-    // (slots,): how many entries the state lacks, in the lower 16 bits. The upper ones count the blocks of the running call
-    // that have read the ring; they are 0 between calls.
-    unsigned* pending;
-    // (sequences,): how many of the last call's tokens are accepted; this call's are counted by the next one then. If absent,
-    // every token is accepted at once.
-    Tagged accepted;
-    // Sequences, or all, whose state takes what is accepted, whether or not the ring has room for more.
-    const bool* fold_mask;
-    bool fold;
-
-    GDN_HOST_DEVICE bool verifies() const { return accepted.data != nullptr; }
+    RingTensor x_ring;      // (slots, W, H, P)
+    RingTensor B_ring;      // (slots, W, G, N)
+    RingTensor delta_ring;  // (slots, W, H), fp32
 };
-inline constexpr unsigned kPendingBits = 16;
 
 }  // namespace gdn_cuda::ssd

@@ -48,9 +48,9 @@ template <ReplayStepConfig kConfig>
 __device__ __forceinline__ void load_stored_tokens(ReplayStepSharedPlan<kConfig>& shared, const ReplayStepArgs& args,
                                                    const ReplayPlace<kConfig>& place) {
     const auto* const B = place.ring_B(args, 0, place.group);
-    copy_rows<kConfig>(shared.B + place.length, place.stored, args.states, true, args.ring_B_entry,
+    copy_rows<kConfig>(shared.B + place.length, place.stored, args.states, true, args.B_ring.entry,
                        [&](int n) { return B + n; });
-    copy_rows<kConfig>(shared.x + place.length, place.stored, place.rows, true, args.ring_x_entry, [&](int row) {
+    copy_rows<kConfig>(shared.x + place.length, place.stored, place.rows, true, args.x_ring.entry, [&](int row) {
         const auto at = place.channel_of(args, row);
         return place.ring_x(args, 0, place.first_head + at.head) + at.channel;
     });
@@ -157,10 +157,10 @@ __device__ __forceinline__ void store_tokens(const ReplayStepSharedPlan<kConfig>
         const auto at = place.channel_of(args, thread);
         Io* to = place.ring_x(args, place.next, place.first_head + at.head) + at.channel;
 #pragma unroll 1
-        for (int token = 0; token < place.length; ++token, to += args.ring_x_entry)
+        for (int token = 0; token < place.length; ++token, to += args.x_ring.entry)
             *to = reinterpret_cast<const Io*>(shared.x[token].bytes)[thread];
     }
-    if (place.overwrites(args)) {
+    if (place.overwrites()) {
         if (!shared.is_last) return;
 #pragma unroll 1
         for (int i = thread; i < place.length * args.groups * args.states; i += kConfig.threads()) {
@@ -185,7 +185,7 @@ __device__ __forceinline__ void store_tokens(const ReplayStepSharedPlan<kConfig>
     for (int n = thread; n < args.states; n += kConfig.threads()) {
         Io* to = place.ring_B(args, place.next, place.group) + n;
 #pragma unroll 1
-        for (int t = 0; t < place.length; ++t, to += args.ring_B_entry) *to = reinterpret_cast<const Io*>(shared.B[t].bytes)[n];
+        for (int t = 0; t < place.length; ++t, to += args.B_ring.entry) *to = reinterpret_cast<const Io*>(shared.B[t].bytes)[n];
     }
 }
 

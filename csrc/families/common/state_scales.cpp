@@ -8,7 +8,7 @@
 namespace gdn_cuda {
 
 void check_state_scales(const Checks& check, const char* states_name, const View& states, const char* scales_name,
-                        const View& scales, int leading, DType io) {
+                        const View& scales, int leading, DType io, const char* columns) {
     using gdn::kCodeGroup;
     const bool coded = states.defined() && dtype_of(states) == DType::i8;
     if (!coded) {
@@ -20,11 +20,12 @@ void check_state_scales(const Checks& check, const char* states_name, const View
     }
     GDN_REQUIRE(check, scales.defined(), scales_name, fmt::format("a tensor, as {} is int8", states_name), "None");
     GDN_REQUIRE(check, states.rank > leading && states.size(-1) % kCodeGroup == 0, states_name,
-                fmt::format("dk that is a multiple of {}, as it is int8", kCodeGroup), shape_text(states));
+                fmt::format("{} that is a multiple of {}, as it is int8", columns, kCodeGroup), shape_text(states));
     GDN_REQUIRE(check,
                 scales.rank == states.rank && std::equal(scales.sizes, scales.sizes + scales.rank - 1, states.sizes) &&
                     scales.size(-1) == states.size(-1) / kCodeGroup,
-                scales_name, fmt::format("the shape of {} {} with dk / {}", states_name, shape_text(states), kCodeGroup),
+                scales_name,
+                fmt::format("the shape of {} {} with {} / {}", states_name, shape_text(states), columns, kCodeGroup),
                 shape_text(scales));
     dtype_beside(check, scales_name, scales, io, {DType::f32});
     check.device(scales_name, scales, states, states_name);
