@@ -16,6 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CHOICES = (
+    "GDN_DECODE_CODES",
     "GDN_KDA_AHEAD",
     "GDN_KDA_BACKWARD_SEGMENTS",
     "GDN_KDA_SEGMENTS",

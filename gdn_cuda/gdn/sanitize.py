@@ -358,6 +358,13 @@ def kda_segments() -> None:
     gdn_cuda.chunked_forward(**x, beta=draw(1, 500, 2).sigmoid(), gate=gate, use_qk_l2norm=True)
 
 
+@sanitizes("decode_codes", variables={"GDN_DECODE_CODES": "1"})
+def decode_codes() -> None:
+    """As `decode`, with rows on every alignment, slots of padding and past the pool, and heads in parts."""
+    for sequences in (3, 100):
+        decode(sequences=sequences)
+
+
 @sanitizes("kda_ahead", variables={"GDN_KDA_AHEAD": "1"})
 def kda_ahead() -> None:
     """As `kda`, in one launch."""

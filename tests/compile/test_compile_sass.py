@@ -53,6 +53,13 @@ def test_decode_moves_16_bytes_at_a_time(compiler: Child) -> None:
         assert not local_accesses(code), each
 
 
+def test_decode_of_codes_converts_none_for_its_products(compiler: Child) -> None:
+    work = chosen("gdn/decode_codes", lambda _: True, ("io",))
+    for each, code in zip(work, code_of(work, compiler), strict=True):
+        assert has(code, "LDGSTS.128") and has(code, "STG.128") and has(code, "IMMA.16832"), each
+        assert not local_accesses(code), each
+
+
 def test_the_unaligned_recurrent_kernel_does_not_move_16_bytes_at_a_time(compiler: Child) -> None:
     """Wide accesses to rows that are not aligned to 16 bytes would fault."""
     work = chosen("gdn/recurrent", lambda x: x["head_k"] == 128 and not x["aligned"] and x["io"] == "bf16", ("state",))

@@ -132,6 +132,35 @@ __global__ void multiplies(const __grid_constant__ Args args) {
     args.data[threadIdx.x] = static_cast<float>(wrong);
 }
 
+// data[t] becomes the count of wrong elements of the lane, of a product of int8 with every digit.
+__device__ __forceinline__ int left_code(int m, int k) {
+    return (37 * m + 101 * k) % 256 - 128;
+}
+__device__ __forceinline__ int right_code(int k, int n) {
+    return (53 * n + 29 * k + 7 * k * n) % 256 - 128;
+}
+__global__ void multiplies_codes(const __grid_constant__ Args args) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const auto packed = [](const auto& element) {
+        unsigned word = 0;
+        for (int i = 0; i < 4; ++i) word |= static_cast<unsigned>(element(i) & 255) << 8 * i;
+        return word;
+    };
+    unsigned a[4], b[2];
+    for (int i = 0; i < 4; ++i) a[i] = packed([&](int k) { return left_code(g + i % 2 * 8, i / 2 * 16 + 4 * t + k); });
+    for (int i = 0; i < 2; ++i) b[i] = packed([&](int k) { return right_code(i * 16 + 4 * t + k, g); });
+    const unsigned start[4] = {1000, 0, 5, 0x80000000u};  // the last one may wrap
+    unsigned sums[4];
+    gdn_cuda::mma_m16n8k32_s8(sums, a, b[0], b[1], start);
+    int wrong = 0;
+    for (int i = 0; i < 4; ++i) {
+        int sum = 0;
+        for (int k = 0; k < 32; ++k) sum += left_code(g + 8 * (i / 2), k) * right_code(k, 2 * t + i % 2);
+        wrong += sums[i] != start[i] + static_cast<unsigned>(sum);
+    }
+    args.data[threadIdx.x] = static_cast<float>(wrong);
+}
+
 // data[t] becomes the element of the same thread of the other block, through that block's shared memory.
 template <bool kBegins, bool kStays, bool kWaits>
 __device__ __forceinline__ void exchange(const Args& args) {
@@ -183,6 +212,7 @@ REGISTER(reads_what_nobody_wrote)
 REGISTER(copies)
 REGISTER(copies_without_a_wait)
 REGISTER(multiplies)
+REGISTER(multiplies_codes)
 REGISTER(exchanges)
 REGISTER(stores_into_a_block_that_has_not_begun)
 REGISTER(stores_into_a_block_that_has_returned)

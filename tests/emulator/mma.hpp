@@ -18,4 +18,11 @@ struct Mma {
 };
 void mma_sync(const Mma& mine);
 
+// The same for int8 elements and int32 sums, k = 32.
+struct MmaS8 {
+    unsigned a[4], b[2], c[4];
+    unsigned* d[4];
+};
+void mma_sync_s8(const MmaS8& mine);
+
 }  // namespace emulator

@@ -50,6 +50,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_conv_split_l2norm.py::test_gradients[(1, 2, 5, 3)-dtype0]": ("layers/split_backward",),
     # gdn and layers
     "test_gdn.py::test_a_step[1-64-40-decode-state0]": ("gdn/decode",),
+    "test_decode_codes.py::test_a_token[48-io0]": ("gdn/decode_codes",),
     "test_gdn.py::test_a_step[3-64-64-verify-state0]": ("gdn/verify",),
     "test_channel_decode.py::test_hostile_values[1-gdn/decode-channel reset-random-1.0]": ("gdn/decode",),
     "test_channel_decode.py::test_hostile_values[5-gdn/verify-heavy-random-2.0]": ("gdn/verify",),

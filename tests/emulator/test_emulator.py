@@ -42,8 +42,9 @@ def test_a_kernel_without_fault() -> None:
     assert all(torch.equal(values, torch.full((64,), 63.0)) for values in orders("none"))
 
 
-def test_tensor_cores_multiply_matrices() -> None:
-    assert all(not values.any() for values in orders("multiplies"))
+@pytest.mark.parametrize("kernel", ["multiplies", "multiplies_codes"])
+def test_tensor_cores_multiply_matrices(kernel: str) -> None:
+    assert all(not values.any() for values in orders(kernel))
 
 
 @pytest.mark.parametrize("kernel", ["reads_before_a_barrier", "overwrites_before_a_barrier"])

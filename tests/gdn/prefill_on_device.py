@@ -92,7 +92,7 @@ def test_hostile_inputs(gates: tuple[float, float], key_mode: str, dk: int, devi
 
 @pytest.mark.parametrize("length, beta", [(1.5, 1.0), (40.0, 1e-3), (1.0, -0.5), (1.0, 0.0), (1e7, 1e-14)])
 def test_keys_and_betas_beyond_fp16(length: float, beta: float, device: Device, seed: int) -> None:
-    """I + A is inverted in fp16 only where keys are no longer than 1 and betas in (0, 2]. In the last case one key is so long
+    """I + A is inverted in fp16 only where keys are no longer than 1 and betas in [0, 2]. In the last case one key is so long
     that A has entries of 5e5, which matter although its beta is small."""
     one = length > 100
     for dtype in (torch.bfloat16,) if one else (torch.bfloat16, torch.float16):
@@ -102,6 +102,18 @@ def test_keys_and_betas_beyond_fp16(length: float, beta: float, device: Device, 
         x["beta"][:, which] *= beta
         for groups, multiprocessors in devices_of(device):
             check(device, x, multiprocessors, groups)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("gate", [0.0, -0.5])
+def test_a_short_key_is_all_there_is(gate: float, norms: bool, device: Device, seed: int) -> None:
+    """All values but one are 0, and its key is 1e-5 long: later keys change what it added by less than fp16 has."""
+    x = inputs(device, seed, 64, 128, 128, gate_range=(gate, gate))
+    x["state"].zero_()
+    x["key"][:, 1] *= 1e-5
+    x["value"][:, 0] = x["value"][:, 2:] = 0
+    for groups, multiprocessors in devices_of(device):
+        check(device, x, multiprocessors, groups, use_qk_l2norm=norms)
 
 
 @pytest.mark.parametrize(

@@ -279,6 +279,7 @@ def test_the_table_lists_every_variable_and_its_actual_default(start: Start) -> 
     child = start(GDN_JIT_CACHE_DIR=None)
     table = {variable["name"]: variable["default"] for variable in child.call("variables")}
     names = (
+        "GDN_DECODE_CODES",
         "GDN_JIT_CACHE_DIR",
         "GDN_JIT_CACHE_MAX_BYTES",
         "GDN_INTEGRATIONS",

@@ -1,5 +1,6 @@
 // Chooses the kernel for token-by-token calls: gdn/decode or gdn/verify where shapes allow, else gdn/recurrent.
 #include "decode.hpp"
+#include "decode_codes.hpp"
 #include "prepared.hpp"
 #include "recurrent.hpp"
 #include "recurrent_any.hpp"
@@ -36,7 +37,9 @@ std::string explain_by_token(const Prepared& prepared) {
         return "float32, rows with gaps, head dimensions that are no multiples of 8, or more heads of query than of value: "
                "gdn/recurrent_any";
     if (!prepared.plain_states) return "states that are float16, of two dtypes, or not contiguous: gdn/recurrent_any";
-    if (is_decode(prepared)) return "one token a sequence, one state read and one written: gdn/decode";
+    if (is_decode(prepared))
+        return "one token a sequence, one state read and one written: gdn/decode, or gdn/decode_codes for int8 states of many "
+               "heads";
     if (args.parents.data != nullptr) return "a tree of tokens: gdn/recurrent";
     if (prepared.sequences.packed()) return fmt::format("{} packed sequences: gdn/recurrent", args.sequences);
     if (args.outputs == 0) return "a summary, without outputs: gdn/recurrent";
@@ -114,7 +117,11 @@ void run_by_token(const Prepared& prepared, const char* function) {
                                     .state = prepared.state_type,
                                     .fused_gates = args.forms.fused(),
                                     .channel_gates = has_channel_gates(args)};
-        return Decode::run(problem, decode_args(args), target);
+        const DecodeArgs step = decode_args(args);
+        if (const auto config = decode_codes_config(problem, step, jit::device_traits(target.ordinal).multiprocessors,
+                                                    static_cast<WantedSwitch>(kDecodeCodesVariable.value())))
+            return DecodeCodes::run(*config, problem, step, target);
+        return Decode::run(problem, step, target);
     }
     auto verify = problem_of<VerifyProblem>(prepared, sequences.tokens);
     verify.keeps_states = args.steps.data != nullptr;

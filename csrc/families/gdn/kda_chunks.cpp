@@ -85,10 +85,10 @@ KdaSplit kda_split(const Prepared& prepared, bool deterministic, const Target& t
                                      .multiprocessors = jit::device_traits(target.ordinal).multiprocessors};
     const int wanted = kKdaSegmentsVariable.value();
     int64_t segments = deterministic ? 1 : wanted > 0 ? wanted : kda_segments(problem);
-    const auto ahead = static_cast<WantedKdaAhead>(kKdaAheadVariable.value());
+    const auto ahead = static_cast<WantedSwitch>(kKdaAheadVariable.value());
     KdaAheadSplit split{};
-    if (ahead != WantedKdaAhead::never && (wanted <= 1 || segments == 1))
-        split = ahead == WantedKdaAhead::always ? split_kda_ahead(problem) : kda_ahead_split(problem, segments);
+    if (ahead != WantedSwitch::never && (wanted <= 1 || segments == 1))
+        split = ahead == WantedSwitch::always ? split_kda_ahead(problem) : kda_ahead_split(problem, segments);
     if (split.owners > 0) segments = 1;
     return {.window = window, .segment = segments > 1 ? static_cast<int>(ceil_div(chunks, segments)) : 0, .ahead = split};
 }

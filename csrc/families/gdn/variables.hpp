@@ -43,16 +43,22 @@ inline const jit::Setting kKdaSegmentsVariable(
      "auto, or 1 to 256"},
     "auto, or a number from 1 to 256", [](const std::string& text) { return jit::auto_or_number(text, 256); });
 
-enum class WantedKdaAhead { automatic, never, always };
+// auto, 0 or 1
+enum class WantedSwitch { automatic, never, always };
+inline std::optional<int> parse_wanted_switch(const std::string& text) {
+    if (text == "auto") return static_cast<int>(WantedSwitch::automatic);
+    if (text == "0") return static_cast<int>(WantedSwitch::never);
+    if (text == "1") return static_cast<int>(WantedSwitch::always);
+    return std::nullopt;
+}
+inline const jit::Setting kDecodeCodesVariable({"GDN_DECODE_CODES", "auto",
+                                                "whether one token on int8 states with a gate for each head takes "
+                                                "gdn/decode_codes, where it can: auto (where heads are many), 0 or 1"},
+                                               "auto, 0 or 1", parse_wanted_switch);
 inline const jit::Setting kKdaAheadVariable({"GDN_KDA_AHEAD", "auto",
                                              "whether chunked_forward prepares chunks and applies them in one launch, where "
                                              "every channel of the key has a gate: auto, 0 or 1"},
-                                            "auto, 0 or 1", [](const std::string& text) -> std::optional<int> {
-                                                if (text == "auto") return static_cast<int>(WantedKdaAhead::automatic);
-                                                if (text == "0") return static_cast<int>(WantedKdaAhead::never);
-                                                if (text == "1") return static_cast<int>(WantedKdaAhead::always);
-                                                return std::nullopt;
-                                            });
+                                            "auto, 0 or 1", parse_wanted_switch);
 
 inline const jit::Setting kKdaBackwardSegmentsVariable({"GDN_KDA_BACKWARD_SEGMENTS", "auto",
                                                         "into how many segments the backward of chunked_forward splits "

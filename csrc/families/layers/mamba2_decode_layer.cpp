@@ -6,7 +6,7 @@
 
 #include "../../operators/operator.hpp"
 #include "../../operators/state_slots.hpp"
-#include "../gdn/state_scales.hpp"
+#include "../common/state_scales.hpp"
 #include "near_stride.hpp"
 
 namespace gdn_cuda::layers {

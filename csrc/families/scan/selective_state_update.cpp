@@ -8,7 +8,7 @@
 #include "../../operators/operator.hpp"
 #include "../../operators/packed.hpp"
 #include "../../operators/state_slots.hpp"
-#include "../gdn/state_scales.hpp"
+#include "../common/state_scales.hpp"
 #include "selective_step.hpp"
 
 namespace gdn_cuda::scan {

@@ -8,7 +8,7 @@
 #include "../../operators/state_slots.hpp"
 #include "../common/uncovered_zeros.hpp"
 #include "../gdn/move_states.hpp"
-#include "../gdn/state_scales.hpp"
+#include "../common/state_scales.hpp"
 #include "call.hpp"
 
 namespace gdn_cuda::ssd {

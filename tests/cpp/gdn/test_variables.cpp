@@ -40,11 +40,21 @@ TEST(GdnVariables, TheLaunchOfKimiDeltaAttention) {
     const auto ahead = [](const char* text) {
         return in_child({{"GDN_KDA_AHEAD", text}}, [] { return std::to_string(gdn::kKdaAheadVariable.value()); }).value;
     };
-    const auto number = [](gdn::WantedKdaAhead wanted) { return std::to_string(static_cast<int>(wanted)); };
-    EXPECT_EQ(ahead("auto"), number(gdn::WantedKdaAhead::automatic));
-    EXPECT_EQ(ahead("0"), number(gdn::WantedKdaAhead::never));
-    EXPECT_EQ(ahead("1"), number(gdn::WantedKdaAhead::always));
+    const auto number = [](gdn::WantedSwitch wanted) { return std::to_string(static_cast<int>(wanted)); };
+    EXPECT_EQ(ahead("auto"), number(gdn::WantedSwitch::automatic));
+    EXPECT_EQ(ahead("0"), number(gdn::WantedSwitch::never));
+    EXPECT_EQ(ahead("1"), number(gdn::WantedSwitch::always));
     EXPECT_CONTAINS(ahead("2"), "GDN_KDA_AHEAD: expected auto, 0 or 1, got \"2\"");
+}
+
+TEST(GdnVariables, TheKernelOfStepsOnCodes) {
+    const auto wanted = [](const char* text) {
+        return in_child({{"GDN_DECODE_CODES", text}}, [] { return std::to_string(gdn::kDecodeCodesVariable.value()); }).value;
+    };
+    EXPECT_EQ(wanted("auto"), "0");
+    EXPECT_EQ(wanted("0"), "1");
+    EXPECT_EQ(wanted("1"), "2");
+    EXPECT_CONTAINS(wanted("off"), "GDN_DECODE_CODES: expected auto, 0 or 1, got \"off\"");
 }
 
 TEST(GdnVariables, TheSegmentsOfTheBackwardOfKimiDeltaAttention) {

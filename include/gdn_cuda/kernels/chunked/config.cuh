@@ -55,6 +55,10 @@ struct ChunkedConfig {
     // What is formed of chunks comes later than what is loaded, so one slot fewer keeps up.
     GDN_HOST_DEVICE constexpr int slots() const { return is_wide() ? 1 : stages - 1; }
 
+    // (I + A)^-1 by fp16 products (chunked/half_inverse.cuh). Not for the backward, which divides by betas however small; with
+    // long keys tf32 is faster.
+    GDN_HOST_DEVICE constexpr bool inverts_in_half() const { return !is_wide() && !trains; }
+
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }
     GDN_HOST_DEVICE constexpr int threads() const { return (first_value_group() + value_groups) * kWarpgroup; }

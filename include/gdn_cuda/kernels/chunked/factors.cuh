@@ -59,11 +59,11 @@ __device__ __forceinline__ float log_inverse_norm(float square) {
 }
 
 // A key's exponents. log_norm: log2 of the inverse norm, or 0 if keys are taken as they are.
-template <class Factors>
+template <bool kHalf, class Factors>
 __device__ __forceinline__ void store_key_exponents(Factors& factors, int token, float log_norm) {
     const float gate = factors.gate[token];
     factors.column[token] = gate - log_norm;
-    factors.key_row[token] = gate + log_norm + __log2f(fabsf(factors.beta[token]));
+    if constexpr (!kHalf) factors.key_row[token] = gate + log_norm + __log2f(fabsf(factors.beta[token]));
 }
 // A key's scales, which only value warpgroups need.
 template <class Factors>

@@ -61,14 +61,16 @@ struct ChunkedPlan : LoadedTiles<kConfig> {
     // Per-token scalars; G: cumulative gates (log2), r: inverse norms of keys and queries.
     struct alignas(16) Factors : NormsIf<kConfig.trains> {
         float gate[kChunk], beta[kChunk];
-        // Exponents: key-key and query-key products are multiplied by 2^(row - column).
+        // Exponents: query-key products are multiplied by 2^(row - column), and key-key products. Inverted in fp16, these are
+        // multiplied by r instead; key_row is r then, where keys are normalised.
         float key_row[kChunk], query_row[kChunk], column[kChunk];
         float key_scale[kChunk];     // exp(G) r: scales S k^T
         float query_scale[kChunk];   // scale exp(G) r
         float update_scale[kChunk];  // exp(G_end - G) r
     };
-    struct InverseScratch {
-        TriangleBlock blocks[kTriangleBlocks];
+    union InverseScratch {
+        HalfBlocks half;
+        TriangleBlock blocks[kTriangleBlocks];  // where entries may be beyond fp16
     };
     // A chunk uses stage (chunk % stages) of what is loaded, and slot (chunk % slots) of what is formed from it.
     Matrices matrices[kConfig.slots()];

@@ -129,7 +129,7 @@ struct ScoresRole : Lane {
     __device__ __forceinline__ void compute_factors(typename Plan::Factors& factors) const {
         const int token = thread % kChunk;
         if (thread < kChunk)
-            store_key_exponents(factors, token, 0.f);
+            store_key_exponents<kConfig.inverts_in_half()>(factors, token, 0.f);
         else
             store_query_factors(factors, token, 0.f, args.call.scale);
     }

@@ -43,6 +43,16 @@ __device__ __forceinline__ void mma_m16n8k16(float (&sums)[4], const unsigned (&
     Mma::fma(sums[0], sums[1], sums[2], sums[3], a[0], a[1], a[2], a[3], b0, b1, sums[0], sums[1], sums[2], sums[3]);
 }
 
+// sums = a b + start, of int8 and int32: m16n8k32. With 4 columns of the left operand, or rows of the right one, in a register,
+// register i of a lane holds
+//     left operand, 16 x 32       row g + 8 (i % 2), columns 16 (i / 2) + 4 t up to + 3
+//     right operand, 32 x 8       rows 16 i + 4 t up to + 3, column g
+__device__ __forceinline__ void mma_m16n8k32_s8(unsigned (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
+                                                const unsigned (&start)[4]) {
+    cute::SM80_16x8x32_S32S8S8S32_TN::fma(sums[0], sums[1], sums[2], sums[3], a[0], a[1], a[2], a[3], b0, b1, start[0],
+                                          start[1], start[2], start[3]);
+}
+
 // A 16 x 16 accumulator, rounded, as a left operand.
 template <DType kType>
 __device__ __forceinline__ void as_left(unsigned (&a)[4], const float (&left_half)[4], const float (&right_half)[4]) {
