@@ -1,10 +1,12 @@
 """Host time of warm calls.
 
     python benchmarks/host_times.py [--rounds 9] [--json FILE]
+    python benchmarks/host_times.py --examples [--rounds 2] [--part 0/4]
 
 To compare two commits, run it for both alternately on one machine (PYTHONPATH chooses the tree, if none is installed; the first
 line names it), and compare ratios to torch.add of the same run: one host varies by a factor of 1.6 from minute to minute. A
-figure is the minimum of the medians of all rounds.
+figure is the minimum of the medians of all rounds. `--examples`: the example calls of all operators that tests make too, the
+slowest first; `--part` takes every fourth of them, to compile their kernels in four processes.
 """
 
 from __future__ import annotations
@@ -96,11 +98,46 @@ def _mamba2_calls(
     }
 
 
+def example_calls(device: str = "cuda", rows: int = 1, tokens: int = 64) -> dict[str, Callable[[], object]]:
+    """A call for every example of an operator, by name."""
+    from gdn_cuda.operators import examples
+
+    def moved(x: object) -> object:
+        if isinstance(x, tuple) and hasattr(x, "_fields"):
+            return type(x)(*map(moved, x))
+        return x.to(device) if isinstance(x, torch.Tensor) else x
+
+    def call_of(case: examples.Case) -> Callable[[], object]:
+        return partial(case.function, **{name: moved(x) for name, x in case.make(rows, tokens, 0).items()})
+
+    return {name: call_of(case) for name, case in sorted(examples.load().items())}
+
+
+def print_examples(timer: Timer, rounds: int, part: str) -> None:
+    first, _, parts = part.partition("/")
+    times: dict[str, float] = {}
+    with torch.no_grad():
+        for name, call in list(example_calls().items())[int(first) :: int(parts)]:
+            try:
+                call()
+            except (RuntimeError, ValueError) as error:  # an example for the CPU alone
+                print(f"{name}: {str(error).splitlines()[0][:100]}")
+            else:
+                times[name] = min((timer.host_us(call, DEVICE_US) for _ in range(rounds)), default=0)
+    for name in sorted(times, key=times.__getitem__, reverse=True):
+        print(f"{times[name]:7.1f} {name}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", help="a report as that of bench, for benchmarks/fill_pages.py")
+    parser.add_argument("--examples", action="store_true")
+    parser.add_argument("--part", default="0/1", help="of the examples")
     options = parser.parse_args()
+    if options.examples:
+        print_examples(Timer(repeats=75), options.rounds, options.part)
+        return
     timer, rows = Timer(repeats=75), []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {gdn_cuda.__path__[0]}: host time of a call, us")
     for name, call in make_calls().items():

@@ -34,15 +34,41 @@ struct SymInt {
 template <class T>
 concept SharedOptions = requires(T& options) { T::fields(options, [](const char*, auto&) {}); };
 template <class Op>
-void visit_arguments(auto& arguments, const auto& visit) {
+void visit_members(auto& arguments, const auto& visit) {
     Op::fields(arguments, [&](const char* name, auto& member) {
         using Member = std::remove_cvref_t<decltype(member)>;
         if constexpr (SharedOptions<Member>) {
-            visit_arguments<Member>(member, visit);
+            visit_members<Member>(member, visit);
         } else {
             visit(name, member);
         }
     });
+}
+
+// Whether an argument has a default in schemas: None, or a flag's value.
+template <class T>
+constexpr bool kMayBeLeftOut = std::is_same_v<T, bool>;
+template <class T>
+constexpr bool kMayBeLeftOut<std::optional<T>> = true;
+template <>
+constexpr bool kMayBeLeftOut<OptionalWritten> = true;
+
+template <class Op>
+concept HasOutput = std::is_same_v<decltype(Op::out), Output>;
+// In the order of the schema. Where there is an `out`, what may be left out of a call follows what may not.
+template <class Op>
+void visit_arguments(auto& arguments, const auto& visit) {
+    if constexpr (HasOutput<Op>) {
+        const auto visit_some = [&]<bool kLeftOut>(std::bool_constant<kLeftOut>) {
+            visit_members<Op>(arguments, [&](const char* name, auto& member) {
+                if constexpr (kMayBeLeftOut<std::remove_cvref_t<decltype(member)>> == kLeftOut) visit(name, member);
+            });
+        };
+        visit_some(std::false_type());
+        visit_some(std::true_type());
+    } else {
+        visit_members<Op>(arguments, visit);
+    }
 }
 
 namespace detail {
@@ -177,24 +203,36 @@ void check_boxed(StableIValue* stack, uint64_t, uint64_t) {
     kPrepare(taken_from<Op>(stack));
 }
 
-// "Tensor query, Tensor(a!) state_pool, …"; without mutation marks for `validate_<name>`, which writes nothing.
+// "Tensor query, Tensor(a!) state_pool, Tensor? slots=None, …"; without mutation marks for `validate_<name>`, which writes
+// nothing. Torch wants defaults at the end only: Python leaves them out of calls there (gdn_cuda/operators/schema.py).
 template <class Op>
 std::string schema_arguments(bool marked) {
-    std::string text;
+    std::string text, rest, rest_without;  // `rest`: the last arguments, all with defaults
+    const char* separator = "";
     char mark = 'a';
     Op none;
     visit_arguments<Op>(none, [&](const char* name, auto& member) {
-        if (!text.empty()) text += ", ";
+        std::string argument;
         for (const char* c = schema_word<std::remove_reference_t<decltype(member)>>(); *c != 0; ++c) {
             if (*c != '!')
-                text += *c;
+                argument += *c;
             else if (marked)
-                text += {'(', mark++, '!', ')'};
+                argument += {'(', mark++, '!', ')'};
         }
-        text += ' ';
-        text += name;
+        argument = fmt::format("{}{} {}", separator, argument, name);
+        separator = ", ";
+        using Member = std::remove_cvref_t<decltype(member)>;
+        if constexpr (kMayBeLeftOut<Member>) {
+            const char* value = "None";
+            if constexpr (std::is_same_v<Member, bool>) value = member ? "True" : "False";
+            rest += fmt::format("{}={}", argument, value);
+            rest_without += argument;
+        } else {
+            text += rest_without + argument;
+            rest.clear(), rest_without.clear();
+        }
     });
-    return text;
+    return text + rest;
 }
 
 }  // namespace detail

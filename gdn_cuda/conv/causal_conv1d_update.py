@@ -175,8 +175,8 @@ def causal_conv1d_update(
         require_tensor(_NAME, "x", x)
         out = torch.empty_like(x)  # with x's layout
     silu = activation is not None
-    given = (x, conv_state, weight, bias, cache_seqlens, conv_state_indices, num_accepted_tokens, cu_seqlens)
-    with_autograd(_update, (*given, null_slot, silu, out))
+    slots = (cache_seqlens, conv_state_indices, num_accepted_tokens, cu_seqlens, null_slot)
+    with_autograd(_update, (x, conv_state, weight, out, bias, *slots, silu))
     return out
 
 

@@ -182,7 +182,7 @@ _rule: Differentiable = first_order(
 
 def _on_gpu(*args: Any) -> tuple[Tensor, ...]:
     with torch.autocast("cuda", enabled=False):  # products are in fp32
-        return _backward_by_reference(_backward.schema.named(args))
+        return _backward_by_reference(_backward.schema.named(_backward.schema.completed(args)))
 
 
 library.impl("gated_delta_rule_backward_reference", _on_gpu, "CUDA")

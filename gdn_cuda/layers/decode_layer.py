@@ -240,10 +240,11 @@ def gdn_decode_layer(
     if out is None:
         require_tensor(_NAME, "qkvz", qkvz)
         out = qkvz.new_empty(*qkvz.shape[:2], heads_v * dv)
-    weights = (conv_weight, conv_bias, A_log, dt_bias, allow_negative_eigenvalues, norm_weight)
-    sizes = (heads_k, heads_v, dk, dv, layout, norm_eps, silu, gate_activation)
+    required = (qkvz, ba, conv_weight, A_log, dt_bias, norm_weight, conv_pool, state_pool)
+    sizes = (heads_k, heads_v, dk, dv, layout, norm_eps, gate_activation)
+    others = (conv_bias, allow_negative_eigenvalues, state_indices, z, a, silu)
     slots = (num_accepted_tokens, null_slot, step_conv, step_states, step_slots)
-    with_autograd(_layer, (qkvz, ba, *weights, conv_pool, state_pool, state_indices, z, a, *sizes, *slots, scale, out))
+    with_autograd(_layer, (*required, *sizes, out, *others, *slots, scale))
     return out
 
 

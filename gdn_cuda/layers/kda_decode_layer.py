@@ -206,9 +206,8 @@ def kda_decode_layer(
     if out is None:
         out = qkv.new_empty(qkv.shape[0], state_pool.shape[1] * state_pool.shape[2])
     gates = (A_log, dt_bias, allow_negative_eigenvalues, lower_bound)
-    pools = (conv_pool, key_conv_pool, value_conv_pool, state_pool)
-    options = (norm_eps, silu, gate_activation, null_slot, scale)
-    call = (qkv, a, b, conv_weight, conv_bias, *gates, z, norm_weight, *pools, state_indices, *options, out)
+    others = (z, norm_weight, key_conv_pool, value_conv_pool, state_indices, silu, null_slot, scale)
+    call = (qkv, a, b, conv_weight, conv_pool, state_pool, norm_eps, gate_activation, out, conv_bias, *gates, *others)
     with_autograd(_layer, call)
     return out
 

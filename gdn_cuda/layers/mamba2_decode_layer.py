@@ -162,9 +162,8 @@ def mamba2_decode_layer(
     gate = z
     if norm_weight is not None:
         z = None
-    weights = (conv_weight, conv_bias, A, D, dt_bias, z)
-    options = (groups, silu, dt_softplus, float(dt_limit[0]), float(dt_limit[1]), null_slot, state_scales)
-    call = (xBC, dt, *weights, conv_pool, state_pool, state_indices, *options, out)
+    required = (xBC, dt, conv_weight, A, conv_pool, state_pool, groups, float(dt_limit[0]), float(dt_limit[1]), out)
+    call = (*required, conv_bias, dt_softplus, D, dt_bias, z, state_indices, state_scales, silu, null_slot)
     if norm_weight is None:
         with_autograd(_layer, call)
         return out

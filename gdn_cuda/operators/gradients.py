@@ -104,8 +104,10 @@ class Differentiable:
             ctx.save_for_forward(*saved)
 
         def run_backward(ctx, *grads):
-            found = backward(kept(ctx), schema.named(ctx.needs_input_grad), *grads)
-            return tuple(found.get(argument) for argument in schema.arguments)
+            needs = ctx.needs_input_grad  # without those of arguments that torch left out, as they have their defaults
+            left_out = (False,) * (len(schema.arguments) - len(needs))
+            found = backward(kept(ctx), schema.named((*needs, *left_out)), *grads)
+            return tuple(found.get(argument) for argument in schema.arguments[: len(needs)])
 
         members = {
             "forward": staticmethod(lambda *args: operator(*args)),

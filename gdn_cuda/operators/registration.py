@@ -105,7 +105,8 @@ def check_call(name: str, **given: Any) -> None:
 def _register_shapes(schema: Schema, shapes: Callable[[Any], Any]) -> None:
     """Registers shapes for tracing and for meta tensors, also if CPU tensors are among the arguments."""
 
-    def checked(*args: Any) -> Any:
+    def checked(*given: Any) -> Any:
+        args = schema.completed(given)
         schema.check_types(args)
         schema.check_devices(args)
         check(schema.name, args)
@@ -119,7 +120,8 @@ def _register_cpu(schema: Schema, run: Callable[[Any], Any]) -> None:
     records nothing and refuses no write, and no product is rounded to autocast's dtype."""
     validate = getattr(_ops, f"validate_{schema.name}").default
 
-    def checked(*args: Any) -> Any:
+    def checked(*given: Any) -> Any:
+        args = schema.completed(given)
         validate(*args)
         with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             results = run(schema.named(args))
@@ -155,7 +157,8 @@ def _contiguous_and_new(result: Tensor, given: list[Tensor]) -> Tensor:
 
 
 def _for_marked_views(schema: Schema) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
+    def call(*given: Any) -> Any:
+        args = schema.completed(given)
         schema.check_unmarked(args)
         return schema.overload(*(x.resolve_conj().resolve_neg() if isinstance(x, Tensor) else x for x in args))
 

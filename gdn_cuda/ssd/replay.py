@@ -215,11 +215,9 @@ def ssd_replay_decode(
         [(8.0, 1, False), (10.943, 2, False), (12.026, 0, True)]
     """
     found = output_like(_NAME, "x", x) if out is None else out
-    tensors = (x, dt, A, B, C, state_pool, x_ring, B_ring, delta_ring, pending, D, z, dt_bias, state_indices, cu_seqlens)
-    limits = (float(dt_limit[0]), float(dt_limit[1]))
-    with_autograd(
-        _schema, (*tensors, num_accepted_tokens, fold_mask, state_scales, null_slot, dt_softplus, *limits, fold, found)
-    )
+    required = (x, dt, A, B, C, state_pool, x_ring, B_ring, delta_ring, pending, float(dt_limit[0]), float(dt_limit[1]), found)
+    others = (dt_softplus, D, z, dt_bias, state_indices, cu_seqlens, num_accepted_tokens, fold_mask)
+    with_autograd(_schema, (*required, *others, state_scales, null_slot, fold))
     return found
 
 

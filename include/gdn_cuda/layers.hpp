@@ -127,8 +127,8 @@ struct GDN_HOLDS_TENSORS Mamba2DecodeLayer {
     OptionalWritten state_scales = {};  // for an int8 pool: (slots, H, P, N / 32) fp32
     Output out = {};
 
-    GDN_FIELDS(xBC, dt, conv_weight, conv_bias, A, D, dt_bias, z, conv_pool, state_pool, state_indices, groups, silu,
-               dt_softplus, dt_lowest, dt_highest, null_slot, state_scales, out)
+    GDN_FIELDS(xBC, dt, conv_weight, conv_bias, A, dt_softplus, D, dt_bias, z, conv_pool, state_pool, state_indices,
+               state_scales, groups, silu, dt_lowest, dt_highest, null_slot, out)
 };
 // out
 Tensor mamba2_decode_layer(const Mamba2DecodeLayer& arguments);

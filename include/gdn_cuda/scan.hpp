@@ -54,8 +54,8 @@ struct GDN_HOLDS_TENSORS SelectiveStateUpdate {
     OptionalWritten state_scales = {};  // for int8 states: (B or slots, heads, D, N / 32) fp32
     Output out = {};
 
-    GDN_FIELDS(state, x, dt, A, B, C, D, z, dt_bias, delta_a, state_batch_indices, cu_seqlens, verify, null_slot, steps,
-               parents, write_indices, update_state, dt_softplus, discretization, state_scales, out)
+    GDN_FIELDS(state, x, dt, A, B, C, dt_softplus, D, z, dt_bias, delta_a, state_batch_indices, state_scales, cu_seqlens,
+               verify, null_slot, steps, parents, write_indices, update_state, discretization, out)
 };
 // out
 Tensor selective_state_update(const SelectiveStateUpdate& arguments);

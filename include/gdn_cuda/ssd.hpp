@@ -39,7 +39,7 @@ struct GDN_HOLDS_TENSORS SsdScan {
     bool update_state = true;
     OptionalWritten state_scales = {};  // for an int8 pool: (slots, H, P, N / 32) fp32
 
-    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, seq_idx, has_initial_state, dt_softplus, dt_lowest,
+    GDN_FIELDS(x, dt, A, B, C, dt_softplus, D, dt_bias, initial_state, cu_seqlens, z, has_initial_state, seq_idx, dt_lowest,
                dt_highest, deterministic)
 };
 // (out, last state: the pool with state_indices)
@@ -74,8 +74,8 @@ struct GDN_HOLDS_TENSORS SsdReplayDecode {
     bool fold = false;  // every state takes every accepted token
     Output out = {};
 
-    GDN_FIELDS(x, dt, A, B, C, state_pool, x_ring, B_ring, delta_ring, pending, D, z, dt_bias, state_indices, cu_seqlens,
-               verify, fold_mask, state_scales, null_slot, dt_softplus, dt_lowest, dt_highest, fold, out)
+    GDN_FIELDS(x, dt, A, B, C, state_pool, x_ring, B_ring, delta_ring, pending, dt_softplus, D, z, dt_bias, state_indices,
+               cu_seqlens, verify, fold_mask, state_scales, null_slot, dt_lowest, dt_highest, fold, out)
 };
 // out
 Tensor ssd_replay_decode(const SsdReplayDecode& arguments);

@@ -90,8 +90,10 @@ class _Emulated(TorchDispatchMode):
         if func.namespace != "gdn_cuda" or not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"):
             return func(*args, **(kwargs or {}))
         ours = getattr(torch.ops.gdn_emulated, func.overloadpacket.__name__).default
-        given = tree_map_only(Tensor, lambda x: x.resolve_conj().resolve_neg(), list(args))
-        written = [argument.is_write for argument in ours._schema.arguments]
+        declared = ours._schema.arguments  # torch leaves out the last arguments that have their defaults
+        given = [*args, *(argument.default_value for argument in declared[len(args) :])]
+        given = tree_map_only(Tensor, lambda x: x.resolve_conj().resolve_neg(), given)
+        written = [argument.is_write for argument in declared]
         assert len(given) == len(written) and not kwargs, "torch passes all arguments by position"
         orders = _orders()
         results, after = _run(ours, given, *orders[0])

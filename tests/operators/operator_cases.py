@@ -21,8 +21,13 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "gdn_cuda":
             assert not kwargs
-            self.calls.append((func, tuple(copied(x) for x in args)))
+            self.calls.append((func, tuple(copied(x) for x in completed(func, args))))
         return func(*args, **(kwargs or {}))
+
+
+def completed(operator: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All arguments: torch leaves out the last ones that have their defaults."""
+    return (*args, *(argument.default_value for argument in operator._schema.arguments[len(args) :]))
 
 
 def copied(x: Any) -> Any:

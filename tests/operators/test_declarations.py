@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 import gdn_cuda
 from gdn_cuda.operators import operator
 from gdn_cuda.operators.declare import DECLARATIONS
+from gdn_cuda.operators.registration import SCHEMAS
 
 EVERY = pytest.mark.parametrize("name", DECLARATIONS)
 
@@ -79,3 +81,26 @@ def test_modules_can_be_imported_under_their_earlier_names() -> None:
     assert fused_decode is gdn_cuda.fused_decode and fused_gdn_gating is gdn_cuda.fused_gdn_gating
     assert "structured/toeplitz_gko" in explain_toeplitz_solve(64)
     assert toeplitz is gdn_cuda.reference.structured_toeplitz.toeplitz
+
+
+def test_calls_leave_out_the_last_arguments_that_have_their_defaults() -> None:
+    schema = SCHEMAS["fused_decode"]
+    required = len(schema.arguments) - len(schema.last_defaults)
+    passed: list[tuple[object, ...]] = []
+    recording = replace(schema, overload=lambda *args: passed.append(args))
+    all_defaults = (*range(required), *schema.last_defaults)
+    for given in (None, "state_indices", "update_state", "step_scales"):
+        args = list(all_defaults)
+        if given is not None:
+            at = schema.arguments.index(given)
+            args[at] = torch.ones(2) if args[at] is None else 1  # 1 is True, but not the default itself
+        recording.direct(*args)
+        assert passed[-1] == tuple(args[: required if given is None else at + 1])
+        assert schema.completed(passed[-1]) == tuple(args)
+
+
+def test_every_default_of_a_schema_is_none_or_a_flag() -> None:
+    """So that `is` compares them."""
+    assert {schema.name for schema in SCHEMAS.values() if schema.last_defaults} >= {"fused_decode", "chunked_forward"}
+    for schema in SCHEMAS.values():
+        assert all(default in (None, True, False) and type(default) is not int for default in schema.last_defaults)

@@ -18,8 +18,8 @@ namespace {
 struct SsdScanInto : SsdScan {
     static constexpr const char* name = "ssd_scan_into";
 
-    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, seq_idx, has_initial_state, write_indices, dt_softplus,
-               dt_lowest, dt_highest, deterministic, reported, last_state, out)
+    GDN_FIELDS(x, dt, A, B, C, dt_softplus, D, dt_bias, cu_seqlens, last_state, initial_state, write_indices, z,
+               has_initial_state, seq_idx, dt_lowest, dt_highest, deterministic, reported, out)
 };
 // With a pool of states, which hides the member of the same name, and so do its slots.
 struct SsdScanPool : SsdScan {
@@ -27,8 +27,8 @@ struct SsdScanPool : SsdScan {
     Written initial_state;
     Given state_indices;
 
-    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, state_indices, cu_seqlens, has_initial_state, write_indices,
-               update_state, dt_softplus, dt_lowest, dt_highest, deterministic, state_scales, reported, out)
+    GDN_FIELDS(x, dt, A, B, C, dt_softplus, D, dt_bias, initial_state, state_indices, cu_seqlens, has_initial_state, z,
+               write_indices, state_scales, update_state, dt_lowest, dt_highest, deterministic, reported, out)
 };
 
 // What a call writes shares no byte with what it reads: the tensors that every call has, and `read`.
