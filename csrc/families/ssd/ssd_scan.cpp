@@ -6,9 +6,9 @@
 #include "../../operators/new_tensor.hpp"
 #include "../../operators/packed.hpp"
 #include "../../operators/state_slots.hpp"
+#include "../common/state_scales.hpp"
 #include "../common/uncovered_zeros.hpp"
 #include "../gdn/move_states.hpp"
-#include "../common/state_scales.hpp"
 #include "call.hpp"
 
 namespace gdn_cuda::ssd {
