@@ -60,6 +60,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_trees.py::test_trees_of_any_rows_and_states[33-7]": ("gdn/recurrent_any",),
     "test_channel_gates.py::test_gates_of_a_layer[-5.0]": ("gdn/verify",),
     "test_engine_calls.py::test_a_pool[plain-contiguous-True]": ("gdn/move_states",),
+    "test_state_codes.py::test_conversions[dtype0-32]": ("gdn/convert_rows",),
     "test_replay.py::test_steps_and_heads[1-1-2]": ("gdn/replay",),
     "test_ring.py::test_heads[2-6]": ("gdn/ring_decode",),
     "test_ring.py::test_long_service[state2]": ("gdn/ring_decode",),

@@ -64,7 +64,7 @@ def test_pools(slots: list[int], write: list[int] | None, packed: bool) -> None:
         slots, write = slots[1:], write and write[1:]
     x["initial_state"] = torch.randn(4, 4, 3, 5, dtype=torch.float64)
     x |= {"state_indices": torch.tensor(slots), "write_indices": None if write is None else torch.tensor(write)}
-    found = Call(**x, dt_lowest=0.0, dt_highest=2.0, update_state=True, out=torch.empty_like(x["x"]))
+    found = Call(**x, dt_lowest=0.0, dt_highest=2.0, update_state=True, state_scales=None, out=torch.empty_like(x["x"]))
     found.initial_state = x["initial_state"].clone()
     expanded_pool(found)
     del x["seq_idx"]

@@ -1,16 +1,14 @@
 // Rings of tokens that the states in a pool lack (include/gdn_cuda/kernels/recurrence/ring.cuh reads them): checks of an
-// operator's arguments, and how rows of states are spread over blocks.
+// operator's arguments.
 #pragma once
 
-#include <algorithm>
 #include <gdn_cuda/kernels/recurrence/ring_plan.cuh>
 
 #include "../../operators/state_slots.hpp"
+#include "ring_blocks.hpp"
 #include "state_scales.hpp"
 
 namespace gdn_cuda {
-
-// ---- Checks
 
 // The arguments that operators with rings share. A View is undefined where the caller passed None.
 struct RingTensors {
@@ -55,23 +53,6 @@ RingTensor check_ring(const Checks& check, const char* argument, const View& rin
                       const char* layout, DType type, const Batch& batch);
 void check_ring_pending(const Checks& check, RingArgs& args, const RingTensors& x, const Batch& batch);
 
-// ---- Blocks. A problem has blocks(rows), and smallest_block(): the least rows that a block has.
-
-template <class Problem>
-i64 ring_blocks_in_all(const Problem& problem, int rows) {
-    const Blocks blocks = problem.blocks(rows);
-    return blocks[0] * blocks[1] * blocks[2];
-}
-// Rows of a block: fewer than the most where there would be fewer blocks than this.
-inline constexpr i64 kRingBlocksPerMultiprocessor = 2;
-template <class Problem>
-int ring_rows(const Problem& problem, int most, const jit::DeviceTraits& device) {
-    const int step = problem.smallest_block();
-    int rows = most;
-    while (rows > step && ring_blocks_in_all(problem, rows) < kRingBlocksPerMultiprocessor * device.multiprocessors)
-        rows = std::max(step, rows / 2 / step * step);
-    return rows;
-}
 // The blocks of a sequence are counted in the upper bits of `pending`. `rows`: of all heads, as the error names them.
 template <class Problem>
 void check_ring_blocks(const Checks& check, const Problem& problem, const char* tokens, const char* rows_argument,
@@ -81,14 +62,6 @@ void check_ring_blocks(const Checks& check, const Problem& problem, const char* 
     GDN_REQUIRE(check, blocks[0] * blocks[1] <= kMost, rows_argument,
                 fmt::format("at most {} {} in all heads", kMost * problem.smallest_block(), rows), fmt::format("{}", got));
     check.grid(tokens, blocks);
-}
-template <class Kernel, class Problem>
-void launch_ring(const typename Kernel::Config& config, const Problem& problem, const typename Kernel::Args& args,
-                 const Target& target) {
-    launch<Kernel>(config, args, problem.blocks(args.block_rows), target, [&](const jit::DeviceTraits& device) {
-        return fmt::format("{} blocks of {} rows for {} multiprocessors; a ring of {} tokens",
-                           ring_blocks_in_all(problem, args.block_rows), args.block_rows, device.multiprocessors, args.entries);
-    });
 }
 
 }  // namespace gdn_cuda

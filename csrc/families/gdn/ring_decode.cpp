@@ -4,6 +4,7 @@
 #include <gdn_cuda/gdn.hpp>
 
 #include "../../operators/operator.hpp"
+#include "../common/ring.hpp"
 #include "stored_tokens.hpp"
 
 namespace gdn_cuda::gdn {

@@ -5,7 +5,7 @@
 #include <array>
 #include <gdn_cuda/kernels/gdn/ring_decode/plan.cuh>
 
-#include "../common/ring.hpp"
+#include "../common/ring_blocks.hpp"
 #include "head_dimensions.hpp"
 
 namespace gdn_cuda::gdn {

@@ -170,7 +170,7 @@ void check_coded(const Checks& check, const SelectiveStateUpdate& x, const View&
     GDN_REQUIRE(check, args.tokens == 1, "x", "one token of each sequence, as state is int8", shape_text(View(x.x)));
     GDN_REQUIRE(check, !x.state_batch_indices || View(*x.state_batch_indices).rank == 1, "state_batch_indices",
                 "(B,), as state is int8", shape_text(View(*x.state_batch_indices)));
-    for (const auto& [argument, given] : {std::pair<const char*, bool>{kAcceptedTokens, bool(x.verify.num_accepted_tokens)},
+    for (const auto& [argument, given] : {std::pair<const char*, bool>{kAcceptedTokens, accepted_of(x.verify).defined()},
                                           {"step_states", bool(x.steps.step_states)},
                                           {"parents", bool(x.parents)}})
         GDN_REQUIRE(check, !given, argument, "None, as state is int8", "a tensor");

@@ -8,6 +8,7 @@
 #include "../../operators/float64.hpp"
 #include "../../operators/operator.hpp"
 #include "../../operators/packed.hpp"
+#include "../common/ring.hpp"
 #include "parameters.hpp"
 #include "replay_step.hpp"
 

@@ -5,7 +5,7 @@
 #include <array>
 #include <gdn_cuda/kernels/ssd/replay_step/plan.cuh>
 
-#include "../common/ring.hpp"
+#include "../common/ring_blocks.hpp"
 
 namespace gdn_cuda::ssd {
 

@@ -18,6 +18,7 @@ from gdn_cuda.operators.examples import Arguments, Case, random
 # Together, these calls write every argument that any call writes.
 WRITING = [
     "recurrent-PREFILL",
+    "recurrent-int8",
     "recurrent-accepted-packed",
     "decode",
     "decode-verify-packed",

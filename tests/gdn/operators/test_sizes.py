@@ -64,9 +64,6 @@ def decode(**changes: Any) -> tuple[Any, ...]:
     return tuple(arguments[name] for name in Schema.of("fused_decode").arguments)
 
 
-PLAIN = (None, None, False, False, False, None, None, None)  # log decays, every state read, no buffers
-
-
 def cumsum(x: Tensor, offsets: Tensor | None = None) -> tuple[Any, ...]:
     return x, written(*x.shape, dtype=FP32), False, offsets
 
@@ -84,21 +81,7 @@ def outputs(B: int, T: int, H: int) -> tuple[Any, ...]:
 def recurrent(*, steps: int) -> tuple[Any, ...]:
     row = read(1, 1, 1, 8)
     state = torch.zeros(1, 1, 1, 8, 8, device="meta").expand(1, steps, 1, 8, 8)
-    return (
-        row,
-        row,
-        row,
-        state,
-        read(1, 1, 1),
-        read(1, 1, 1, dtype=FP32),
-        None,
-        None,
-        2,
-        False,
-        None,
-        *PLAIN,
-        written(1, 1, 1, 8),
-    )
+    return row, row, row, 2, written(1, 1, 1, 8), state, read(1, 1, 1), read(1, 1, 1, dtype=FP32)
 
 
 REFUSED = {
@@ -123,8 +106,8 @@ REFUSED = {
     ),
     "steps": ("fused_decode", decode(step_states=written(1, WRAPS, 1, 8, 8), step_slots=read(1, dtype=INT)), "step_states"),
     "steps-of-a-verify": ("recurrent_forward", recurrent(steps=WRAPS), "state"),
-    "tokens": ("recurrent_forward", (*(read(0, WRAPS, 1, 8),) * 3, None, read(0, WRAPS, 1), read(0, WRAPS, 1, dtype=FP32),
-                                     None, None, 0, False, None, *PLAIN, written(0, WRAPS, 1, 8)), "query"),
+    "tokens": ("recurrent_forward", (*(read(0, WRAPS, 1, 8),) * 3, 0, written(0, WRAPS, 1, 8), None, read(0, WRAPS, 1),
+                                     read(0, WRAPS, 1, dtype=FP32)), "query"),
 }  # fmt: skip
 
 

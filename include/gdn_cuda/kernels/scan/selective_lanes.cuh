@@ -323,8 +323,9 @@ struct SelectiveLanes {
     }
 };
 
+// For Blackwell the compiler needs more registers than Hopper's number of blocks leaves.
 template <SelectiveLanesConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multiprocessor())
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multiprocessor() - (kCompiledCapability > 90 ? 1 : 0))
     selective_lanes(const __grid_constant__ SelectiveLanesArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<SelectiveLanesSharedPlan<kConfig>*>(memory);
