@@ -79,6 +79,13 @@ struct HyenaMediumBackwardWarp {
         access.load_from(x1, forward.x1, tile, begin);
         access.load_from(v, forward.v, tile, begin);
     }
+    // What follows a tile's products, on its way to L2.
+    __device__ __forceinline__ void prefetch(int tile) const {
+        access.prefetch(forward.x1, tile - kAhead);
+        access.prefetch(forward.v, tile - kAhead);
+        access.prefetch(forward.x2, tile);
+        access.prefetch(args.dy, tile);
+    }
     // x1 and v as loaded by load_gated.
     __device__ __forceinline__ void store_u(const Own& x1, const Own& v, int tile) const {
         if (tile < 0) {
@@ -199,6 +206,7 @@ struct HyenaMediumBackwardWarp {
             access.sync();
             access.load(x1, forward.x1, tile);
             access.load(v, forward.v, tile);
+            if (tile > segment.first) prefetch(tile - kTileTokens);
             correlate(tile);
             sums_of_z(tile, residual);
             sums_of_du(tile, residual);

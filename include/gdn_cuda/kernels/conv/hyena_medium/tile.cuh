@@ -85,6 +85,7 @@ struct MediumRows : HyenaTileRows<T> {
 
     __device__ __forceinline__ static int flip() { return 0; }
     __device__ __forceinline__ static void sync() { __syncwarp(); }
+    __device__ __forceinline__ static void prefetch(const HyenaTensor&, int) {}
     __device__ __forceinline__ static Parts parts_of(const float (&x)[kOwn]) {
         const TileParts<kParts> tile = parts_of_row<kParts>(x);
         Parts parts;
@@ -149,9 +150,7 @@ struct MediumColumns {
 
     // Opaque to the compiler: hoisting what depends on the thread alone out of loops would spill.
     __device__ __forceinline__ static int thread() {
-        unsigned x = threadIdx.x;
-        asm volatile("" : "+r"(x));
-        return static_cast<int>(x % (32 * kChannels));
+        return static_cast<int>(opaque(threadIdx.x) % (32 * kChannels));
     }
     __device__ __forceinline__ static int own_channel() { return thread() % kVectorsOfToken * kVector; }
     __device__ __forceinline__ static int own_token() { return thread() / kVectorsOfToken * kVectors; }
@@ -163,14 +162,12 @@ struct MediumColumns {
     // A vector exists as a whole or not at all: rows of channels are whole vectors.
     __device__ __forceinline__ bool exists(int token) const { return first_channel + own_channel() < channels && token < end; }
     __device__ __forceinline__ T* at(const HyenaTensor& x, int token) const {
-        int opaque_batch = batch;  // opaque, as in thread()
-        asm volatile("" : "+r"(opaque_batch));
-        return static_cast<T*>(x.data) + opaque_batch * x.batch + first_channel + own_channel() + token * x.token;
+        return static_cast<T*>(x.data) + opaque(batch) * x.batch + first_channel + token * x.token;  // opaque, as in thread()
     }
     __device__ __forceinline__ void load(Own& to, const HyenaTensor& from, int tile) const { load_from(to, from, tile, 0); }
     __device__ __forceinline__ void load_from(Own& to, const HyenaTensor& from, int tile, int begin) const {
         const int token = tile + own_token();
-        const T* const data = at(from, token);
+        const T* const data = at(from, token) + own_channel();
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
             auto& raw = reinterpret_cast<Raw<16>&>(to.items[i * kVector]);
@@ -178,9 +175,18 @@ struct MediumColumns {
             if (exists(token + i) && token + i >= begin) raw.load_streaming(data + i * from.token);
         }
     }
+    // Starts a tile's way from memory to L2. The block's warps wait for each other, so all would wait for memory.
+    __device__ __forceinline__ void prefetch(const HyenaTensor& from, int tile) const {
+        constexpr int kThreads = 32 * kChannels;
+#pragma unroll
+        for (int i = 0; i < kTileTokens; i += kThreads) {
+            const int token = tile + i + thread();
+            if (token >= 0 && token < end) asm volatile("prefetch.global.L2 [%0];" ::"l"(at(from, token)));
+        }
+    }
     __device__ __forceinline__ void store(const Own& from, const HyenaTensor& to, int tile) const {
         const int token = tile + own_token();
-        T* const data = at(to, token);
+        T* const data = at(to, token) + own_channel();
 #pragma unroll
         for (int i = 0; i < kVectors; ++i)
             if (exists(token + i)) reinterpret_cast<const Raw<16>&>(from.items[i * kVector]).store_global(data + i * to.token);
