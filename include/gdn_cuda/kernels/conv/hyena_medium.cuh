@@ -56,10 +56,13 @@ struct HyenaMediumWarp {
         typename Access::Own x1, v, x2;
         access.load(x1, args.x1, begin);
         access.load(v, args.v, begin);
+        const HyenaPace<kConfig.columns> pace(args);
+        pace.begin();
 #pragma unroll 1
         for (int tile = begin; tile < end; tile += kTileTokens) {
             access.template store_parts<&Shared::u>(access.product(x1, v), tile);
             access.sync();
+            pace.next();
             const auto load_next = [&] {
                 access.load(x1, args.x1, tile + kTileTokens);
                 access.load(v, args.v, tile + kTileTokens);
@@ -87,6 +90,7 @@ struct HyenaMediumWarp {
 
             access.store(y, args.y, tile);
         }
+        pace.end();
     }
 };
 

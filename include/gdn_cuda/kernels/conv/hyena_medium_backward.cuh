@@ -199,11 +199,14 @@ struct HyenaMediumBackwardWarp {
             access.load(x2, forward.x2, last);
             load_gated(x1, v, last - kAhead);
         }
+        const HyenaPace<kForward.columns> pace(forward);
+        pace.begin();
 #pragma unroll 1
         for (int tile = last; tile >= segment.first; tile -= kTileTokens) {
             store_u(x1, v, tile - kAhead);
             store_dz(access, dy, x2, tile);
             access.sync();
+            pace.next();
             access.load(x1, forward.x1, tile);
             access.load(v, forward.v, tile);
             if (tile > segment.first) prefetch(tile - kTileTokens);
@@ -227,6 +230,7 @@ struct HyenaMediumBackwardWarp {
             store_product(values, dy, args.dx2, tile);
             if (tile > segment.first) access.load(dy, args.dy, tile - kTileTokens);
         }
+        pace.end();
         access.sync();
         write_tap_sums();
         if (segment.first == 0 && args.dinitial != nullptr) write_initial_gradient(residual);
