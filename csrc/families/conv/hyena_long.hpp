@@ -56,7 +56,6 @@ struct HyenaLong {
 
     static std::span<const Config> configurations() { return kHyenaLongConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int cluster(const Config&, const Args& args) { return std::max(1, args.in_step); }
     static int shared_bytes(const Config& config) { return plan_bytes<kHyenaLongConfigurations, HyenaLongSharedPlan>(config); }
     // Tiles of contiguous channels need more shared memory than some GPUs have. Those use blocks with half of the channels;
     // where these do not fit either, and where channels are not whole vectors, elements are loaded one by one.
@@ -74,7 +73,6 @@ struct HyenaLong {
     static void launch_one(const HyenaLongProblem& problem, bool only_states, Args args, const Target& target) {
         args.vectors &= !problem.columns;  // vectors of channels are not vectors of tokens
         const Config config = choose(problem, only_states, jit::device_traits(target.ordinal));
-        args.in_step = hyena_in_step(config.columns, args.channels, config.warps());
         launch<HyenaLong>(config, args, hyena_long_blocks(config, args), target, [&](const auto&) {
             return fmt::format("up to {} states, a warp for each channel and {} tokens{}", config.groups * kHyenaGroup,
                                args.segment_tokens, config.columns ? ", blocks of adjacent channels" : "");

@@ -53,7 +53,6 @@ struct HyenaLongStates {
 
     static std::span<const Config> configurations() { return kHyenaLongStatesConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int cluster(const Config&, const Args& args) { return std::max(1, args.forward.in_step); }
     static int shared_bytes(const Config& config) {
         return plan_bytes<kHyenaLongStatesConfigurations, HyenaLongStatesSharedPlan>(config);
     }
@@ -64,9 +63,8 @@ struct HyenaLongStates {
         launch_one(problem, false, args, target);
         if (forward.segments > 1) launch_one(problem, true, args, target);
     }
-    static void launch_one(const HyenaLongProblem& problem, bool reversed, Args args, const Target& target) {
+    static void launch_one(const HyenaLongProblem& problem, bool reversed, const Args& args, const Target& target) {
         const Config config = hyena_long_states_config(problem, reversed);
-        args.forward.in_step = hyena_in_step(config.columns, args.forward.channels, config.warps());
         launch<HyenaLongStates>(config, args, hyena_long_blocks(config, args.forward), target, [&](const auto&) {
             return fmt::format("{} every {} tokens", reversed ? "gradients of states" : "states",
                                reversed ? args.forward.segment_tokens : kTileTokens);
@@ -80,7 +78,6 @@ struct HyenaLongBackward {
 
     static std::span<const Config> configurations() { return kHyenaLongBackwardConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int cluster(const Config&, const Args& args) { return std::max(1, args.forward.in_step); }
     static int shared_bytes(const Config& config) {
         return plan_bytes<kHyenaLongBackwardConfigurations, HyenaLongBackwardSharedPlan>(config);
     }
@@ -88,10 +85,9 @@ struct HyenaLongBackward {
         return problem.columns && problem.states <= kHyenaGroup &&
                shared_bytes(hyena_long_backward_config(problem)) <= device.shared_bytes_per_block;
     }
-    static void run(const HyenaLongProblem& problem, Args args, const Target& target) {
+    static void run(const HyenaLongProblem& problem, const Args& args, const Target& target) {
         if (args.forward.batches == 0 || args.forward.channels == 0) return;
         const Config config = hyena_long_backward_config(problem);
-        args.forward.in_step = hyena_in_step(config.columns, args.forward.channels, config.warps());
         launch<HyenaLongBackward>(config, args, hyena_long_blocks(config, args.forward), target, [&](const auto&) {
             return fmt::format("up to {} states, a warp for each channel and {} tokens", config.groups * kHyenaGroup,
                                args.forward.segment_tokens);

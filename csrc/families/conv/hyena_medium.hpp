@@ -44,7 +44,6 @@ struct HyenaMedium {
 
     static std::span<const Config> configurations() { return kHyenaMediumConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int cluster(const Config&, const Args& args) { return std::max(1, args.in_step); }
     static int shared_bytes(const Config& config) {
         return plan_bytes<kHyenaMediumConfigurations, HyenaMediumSharedPlan>(config);
     }
@@ -68,7 +67,6 @@ struct HyenaMedium {
         const HyenaSplit split = HyenaMedium::split(rows, args.tokens, args.filter.taps, device);
         args.segments = split.segments;
         args.segment_tokens = split.segment_tokens;
-        args.in_step = hyena_in_step(config.columns, args.channels, config.warps());
         args.vectors &= config.columns || !problem.columns;  // vectors of channels are not vectors of tokens
         launch<HyenaMedium>(config, args, hyena_blocks(rows, split.segments, config.warps()), target,
                             [&](const auto&) { return explain_hyena_medium(config, split.segment_tokens); });

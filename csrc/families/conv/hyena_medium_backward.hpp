@@ -32,7 +32,6 @@ struct HyenaMediumBackward {
 
     static std::span<const Config> configurations() { return kHyenaMediumBackwardConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int cluster(const Config&, const Args& args) { return std::max(1, args.forward.in_step); }
     static int shared_bytes(const Config& config) {
         return plan_bytes<kHyenaMediumBackwardConfigurations, HyenaMediumBackwardSharedPlan>(config);
     }
@@ -52,8 +51,7 @@ struct HyenaMediumBackward {
                            i64{kWarpsAnSm} * device.multiprocessors);
     }
     // args.forward.segments and args.forward.segment_tokens come from `split`.
-    static void run(const Config& config, Args args, const Target& target) {
-        args.forward.in_step = hyena_in_step(config.columns, args.forward.channels, config.warps());
+    static void run(const Config& config, const Args& args, const Target& target) {
         const i64 rows = rows_of(config, args.forward.batches, args.forward.channels);
         if (rows == 0) return;
         launch<HyenaMediumBackward>(

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
 #include <gdn_cuda/kernels/common/types.cuh>
 
 #include "../../launch/grid.hpp"
@@ -34,16 +33,6 @@ constexpr HyenaSplit hyena_split_by_waves(i64 rows, i64 tokens, int unit, int le
         if (n == waves || time + time / 16 < shortest) best = split, shortest = time;
     }
     return best;
-}
-
-// Experiment: GDN_HYENA: -1: old order; n: blocks in step.
-inline int hyena_in_step(bool columns, i64 channels, int warps) {
-    const char* const x = std::getenv("GDN_HYENA");
-    const int n = x ? std::atoi(x) : 1;
-    if (!columns || n < 0) return 0;
-    int size = std::max(1, n);
-    while (ceil_div(channels, i64{warps}) % size) size /= 2;
-    return size;
 }
 
 // One warp per segment.

@@ -31,13 +31,8 @@ struct CausalOutputs {
         if (is_written) y.store(to);
         to += args.out.token;
     }
-    __device__ __forceinline__ void fill(float value) {
-        Items y;
-        y.fill(value);
-        y.store(to);
-        to += args.out.token;
-    }
     __device__ __forceinline__ void write_token(const CausalSequences& sequences, int token, i64 id) const {
+        if (channel >= args.channels) return;
 #pragma unroll 1
         for (int e = 0; e < kVector; ++e)
             out[token * args.out.token + e] = from_float<T>(output_of_token<T>(args, sequences, channel + e, token, id));

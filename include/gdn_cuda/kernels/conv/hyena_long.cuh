@@ -212,8 +212,6 @@ struct HyenaLongWarp {
         };
         load(segment.first);
         load_gate(segment.first);
-        const HyenaPace<kConfig.columns> pace(args);
-        pace.begin();
 #pragma unroll 1
         for (int tile = segment.first; tile < segment.end; tile += kTileTokens) {
             TileSums sums;
@@ -228,7 +226,6 @@ struct HyenaLongWarp {
                 multiply(u, x1, v);
                 if constexpr (kConfig.columns) __syncwarp();
                 access.to_row(u);
-                pace.next();
                 begin_sums(sums, u, bias);
                 own = parts_of_row<kParts>(u);
             }
@@ -257,7 +254,6 @@ struct HyenaLongWarp {
                 load_gate(tile + kTileTokens);
             }
         }
-        pace.end();
         if constexpr (kConfig.only_states) {
             write(added());
         } else {

@@ -303,8 +303,6 @@ struct HyenaLongBackwardWarp {
         constexpr bool kAhead = kConfig.buffers() == 2;
         int buffer = 0, tile = segment.first + (tiles - 1) * kTileTokens;
         if (kAhead && tiles > 0) load(tile, buffer);
-        const HyenaPace<kConfig.columns> pace(forward);
-        pace.begin();
 #pragma unroll 1
         for (; tile >= segment.first; tile -= kTileTokens) {
             if constexpr (!kAhead) load(tile, buffer);
@@ -321,7 +319,6 @@ struct HyenaLongBackwardWarp {
             multiply(y, read(u_tile, factors[kX1]), read(u_tile, factors[kV]));
             u_tile.store_own(y);
             u_tile.sync();
-            pace.next();
             dz_tile.load_row(x);
             begin_sums(du, x, bias);
             back = parts_of_row<kParts>(x);
@@ -359,7 +356,6 @@ struct HyenaLongBackwardWarp {
             store_product(y, factors[kX1], args.dv, tile);
             __syncwarp();
         }
-        pace.end();
         finish();
     }
     // ---- After the last tile: the gradients of the parameters

@@ -45,8 +45,6 @@ __device__ __forceinline__ void compute_states(const HyenaLongBackwardArgs& args
     };
     int tile = kConfig.reversed ? segment.first + (tiles - 1) * kTileTokens : segment.first;
     if (tiles > 0) load(tile);
-    const HyenaPace<kConfig.columns> pace(forward);
-    pace.begin();
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i, tile += kStep) {
         if constexpr (!kConfig.reversed) write(args.states + (row * row_tiles + tile / kTileTokens) * S);
@@ -59,7 +57,6 @@ __device__ __forceinline__ void compute_states(const HyenaLongBackwardArgs& args
         access.to_row(product);
         const TileParts<kParts> parts = parts_of_row<kParts>(product);
         access.sync();
-        pace.next();
 #pragma unroll
         for (int group = 0; group < kConfig.groups; ++group) {
             if (group * kHyenaGroup >= S) continue;
@@ -70,7 +67,6 @@ __device__ __forceinline__ void compute_states(const HyenaLongBackwardArgs& args
             scan_rows<kConfig.reversed>(before, added, carried[group], shared.groups[group]);
         }
     }
-    pace.end();
     write(added);
 }
 

@@ -48,35 +48,25 @@ struct HyenaMediumWarp {
         }
     }
     __device__ __forceinline__ void run(int begin, int end) {
-        {
-            const float residual = fill_taps(shared.taps, args.filter, channel, rows(), exists());
-            if (lane_of_warp() == 0) shared.residual = residual;
-        }
+        const float residual = fill_taps(shared.taps, args.filter, channel, rows(), exists());
         load_before(begin);
         typename Access::Own x1, v, x2;
         access.load(x1, args.x1, begin);
         access.load(v, args.v, begin);
-        const HyenaPace<kConfig.columns> pace(args);
-        pace.begin();
 #pragma unroll 1
         for (int tile = begin; tile < end; tile += kTileTokens) {
             access.template store_parts<&Shared::u>(access.product(x1, v), tile);
             access.sync();
-            pace.next();
             const auto load_next = [&] {
                 access.load(x1, args.x1, tile + kTileTokens);
                 access.load(v, args.v, tile + kTileTokens);
             };
-            if constexpr (kConfig.columns) {
-                access.prefetch(args.x2, tile);
-                access.prefetch(args.x1, tile + kTileTokens);
-                access.prefetch(args.v, tile + kTileTokens);
-            } else {
+            if constexpr (!kConfig.columns) {
                 access.load(x2, args.x2, tile);
                 if (tile + kTileTokens < end) load_next();
             }
             TileSums sums = {};
-            add_band<false, kSeparateSums>(sums, ring(), shared.taps, tile, rows(), shared.residual);
+            add_band<false, kSeparateSums>(sums, ring(), shared.taps, tile, rows(), residual);
             __syncwarp();
             store_sums(shared.scratch, sums, access.flip());
             if constexpr (kConfig.columns) access.load(x2, args.x2, tile), load_next();
@@ -87,10 +77,8 @@ struct HyenaMediumWarp {
             typename Access::Own y;
 #pragma unroll
             for (int i = 0; i < kOwn; ++i) y.set(i, x2[i] * z[i]);
-
             access.store(y, args.y, tile);
         }
-        pace.end();
     }
 };
 

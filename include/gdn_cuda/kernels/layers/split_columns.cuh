@@ -38,7 +38,9 @@ struct SplitOutputs {
     static constexpr int kVector = kConfig.lane_channels;
     using Elements = Vector<T, kVector, true>;
 
+    const conv::CausalArgs& args;
     const SplitHeads& heads;
+    int channel;  // the lane's first
     SplitLane lane;
     T* out;
     T* to = out;
@@ -58,6 +60,22 @@ struct SplitOutputs {
         float y[kVector];
 #pragma unroll
         for (int e = 0; e < kVector; ++e) y[e] = silu(z[e]);
+        store(is_written, y, to);
+        to += lane.step;
+    }
+    __device__ __forceinline__ void write_token(const conv::CausalSequences& sequences, int token, i64 id) const {
+        const bool exists = channel < args.channels;
+        float y[kVector] = {};
+#pragma unroll 1
+        for (int c = 0; c < kVector; ++c) {  // not unrolled, to save registers
+            const float output = exists ? conv::output_of_token<T>(args, sequences, channel + c, token, id) : 0.f;
+#pragma unroll
+            for (int e = 0; e < kVector; ++e)
+                if (e == c) y[e] = output;
+        }
+        store(exists, y, out + i64{token} * lane.step);
+    }
+    __device__ __forceinline__ void store(bool is_written, float (&y)[kVector], T* at) const {
         if constexpr (kNormalised) {
             float squares = 0.f;
 #pragma unroll
@@ -69,14 +87,7 @@ struct SplitOutputs {
         Elements elements;
 #pragma unroll
         for (int e = 0; e < kVector; ++e) elements.set(e, y[e]);
-        if (is_written) elements.store(to);
-        to += lane.step;
-    }
-    __device__ __forceinline__ void fill(float value) {
-        Elements elements;
-        elements.fill(value);
-        elements.store(to);
-        to += lane.step;
+        if (is_written) elements.store(at);
     }
 };
 
@@ -89,9 +100,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks()) split_col
     const SplitLane lane(args.heads, columns.channel);
     auto* const out = lane.out<Storage<kConfig.io>>(args, columns.batch, columns.channel);
     if (__any_sync(conv::kAllLanes, lane.normalised))
-        columns.run(SplitOutputs<kConfig, true>{args.heads, lane, out});
+        columns.run(SplitOutputs<kConfig, true>{args.conv, args.heads, columns.channel, lane, out});
     else
-        columns.run(SplitOutputs<kConfig, false>{args.heads, lane, out});
+        columns.run(SplitOutputs<kConfig, false>{args.conv, args.heads, columns.channel, lane, out});
 }
 
 }  // namespace gdn_cuda::layers

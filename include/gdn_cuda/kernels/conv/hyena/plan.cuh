@@ -40,7 +40,6 @@ struct HyenaArgs {
     float* last;  // (batch, channel, taps - 1), contiguous: the last values of u
     int batches, channels, tokens;
     int segments, segment_tokens;  // the segment of a warp
-    int in_step = 0;               // blocks of adjacent channels that go through the tokens together
     bool vectors;                  // innermost elements of x1, x2, v and y are contiguous, and rows are aligned to 16 bytes
 };
 

@@ -24,7 +24,6 @@
 // their channel. Memory is accessed in sectors of 32 bytes if a block has 32 bytes of channels.
 #pragma once
 
-#include <gdn_cuda/kernels/common/block_group.cuh>
 #include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/conv/hyena/tile.cuh>
 #include <gdn_cuda/kernels/conv/hyena/tile_layouts_plan.cuh>
@@ -202,25 +201,6 @@ struct HyenaTileColumns {
     }
 };
 
-// Blocks of adjacent channels share sectors and lines of memory, which leave L2 if one block is late. A block is at most a tile
-// ahead of the others: begin() comes before the first tile, next() in every tile, end() after the last.
-template <bool kColumns>
-struct HyenaPace {
-    BlockGroup blocks;
-
-    __device__ __forceinline__ explicit HyenaPace(const auto& args) : blocks(args.in_step) {}
-    __device__ __forceinline__ void begin() const {
-        if constexpr (kColumns) blocks.arrive();
-    }
-    __device__ __forceinline__ void next() const {
-        end();
-        begin();
-    }
-    __device__ __forceinline__ void end() const {
-        if constexpr (kColumns) blocks.wait();
-    }
-};
-
 // This warp's segment. kColumns: the warps of a block have contiguous channels, of which the last may not exist, and the
 // same tokens.
 template <bool kColumns, int kWarps>
@@ -228,8 +208,7 @@ __device__ __forceinline__ HyenaSegment hyena_segment(const auto& args) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if constexpr (!kColumns) return HyenaSegment::of(args, static_cast<i64>(blockIdx.x) * kWarps + warp, args.channels);
     const int columns = static_cast<int>(ceil_div(args.channels, kWarps));
-    HyenaSegment segment =
-        args.in_step == 0 ? HyenaSegment::of(args, blockIdx.x, columns) : segment_of_columns(args, blockIdx.x, columns);
+    HyenaSegment segment = segment_of_columns(args, blockIdx.x, columns);
     segment.column = segment.column * kWarps + warp;
     return segment;
 }

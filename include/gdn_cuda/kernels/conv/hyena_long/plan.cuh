@@ -47,7 +47,6 @@ struct HyenaLongArgs {
     int states, channels_a_row;  // contiguous channels share a row of residues and poles
     int batches, channels, tokens;
     int segments, segment_tokens;
-    int in_step = 0;  // blocks of adjacent channels that go through the tokens together
     bool vectors;
     // For a summary: tokens between the last segment and its result. Segments whose states decay to nothing before the result
     // add zeros. −1: not for a summary.

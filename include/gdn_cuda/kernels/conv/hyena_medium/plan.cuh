@@ -44,7 +44,6 @@ struct alignas(128) HyenaMediumShared {
     TileRing<kConfig.units(), kConfig.parts()> u;
     float scratch[kTileTokens];  // a tile that memory does not hold in whole vectors, or sums that move to other lanes
     BandTable<kConfig.taps, kConfig.tap_parts()> taps;
-    float residual;  // of the first tap's rounding
 };
 template <HyenaMediumConfig kConfig>
 struct HyenaMediumSharedPlan {

@@ -85,7 +85,6 @@ struct MediumRows : HyenaTileRows<T> {
 
     __device__ __forceinline__ static int flip() { return 0; }
     __device__ __forceinline__ static void sync() { __syncwarp(); }
-    __device__ __forceinline__ static void prefetch(const HyenaTensor&, int) {}
     __device__ __forceinline__ static Parts parts_of(const float (&x)[kOwn]) {
         const TileParts<kParts> tile = parts_of_row<kParts>(x);
         Parts parts;
@@ -149,9 +148,7 @@ struct MediumColumns {
           end(segment.end) {}
 
     // Opaque to the compiler: hoisting what depends on the thread alone out of loops would spill.
-    __device__ __forceinline__ static int thread() {
-        return static_cast<int>(opaque(threadIdx.x) % (32 * kChannels));
-    }
+    __device__ __forceinline__ static int thread() { return static_cast<int>(opaque(threadIdx.x) % (32 * kChannels)); }
     __device__ __forceinline__ static int own_channel() { return thread() % kVectorsOfToken * kVector; }
     __device__ __forceinline__ static int own_token() { return thread() / kVectorsOfToken * kVectors; }
     // Puts the vectors of a token into different banks.
@@ -173,15 +170,6 @@ struct MediumColumns {
             auto& raw = reinterpret_cast<Raw<16>&>(to.items[i * kVector]);
             raw.bits = {};
             if (exists(token + i) && token + i >= begin) raw.load_streaming(data + i * from.token);
-        }
-    }
-    // Starts a tile's way from memory to L2. The block's warps wait for each other, so all would wait for memory.
-    __device__ __forceinline__ void prefetch(const HyenaTensor& from, int tile) const {
-        constexpr int kThreads = 32 * kChannels;
-#pragma unroll
-        for (int i = 0; i < kTileTokens; i += kThreads) {
-            const int token = tile + i + thread();
-            if (token >= 0 && token < end) asm volatile("prefetch.global.L2 [%0];" ::"l"(at(from, token)));
         }
     }
     __device__ __forceinline__ void store(const Own& from, const HyenaTensor& to, int tile) const {
