@@ -42,8 +42,7 @@ struct SplitOutputs {
     const SplitHeads& heads;
     int channel;  // the lane's first
     SplitLane lane;
-    T* out;
-    T* to = out;
+    T* to;
 
     // Factor of a token's outputs, from the lane's sum of squares. Called by all lanes of the warp.
     __device__ __forceinline__ float inverse_norm(float squares) const {
@@ -55,15 +54,14 @@ struct SplitOutputs {
         }
         return lane.normalised ? inverse_root(squares + heads.epsilon) : 1.f;
     }
-    __device__ __forceinline__ void start(int token) { to = out + i64{token} * lane.step; }
+    __device__ __forceinline__ void skip(int tokens) { to += i64{tokens} * lane.step; }
     __device__ __forceinline__ void write(bool is_written, const float (&z)[kVector]) {
         float y[kVector];
 #pragma unroll
         for (int e = 0; e < kVector; ++e) y[e] = silu(z[e]);
-        store(is_written, y, to);
-        to += lane.step;
+        store(is_written, y);
     }
-    __device__ __forceinline__ void write_token(const conv::CausalSequences& sequences, int token, i64 id) const {
+    __device__ __forceinline__ void write_token(const conv::CausalSequences& sequences, int token, i64 id) {
         const bool exists = channel < args.channels;
         float y[kVector] = {};
 #pragma unroll 1
@@ -73,9 +71,9 @@ struct SplitOutputs {
             for (int e = 0; e < kVector; ++e)
                 if (e == c) y[e] = output;
         }
-        store(exists, y, out + i64{token} * lane.step);
+        store(exists, y);
     }
-    __device__ __forceinline__ void store(bool is_written, float (&y)[kVector], T* at) const {
+    __device__ __forceinline__ void store(bool is_written, float (&y)[kVector]) {
         if constexpr (kNormalised) {
             float squares = 0.f;
 #pragma unroll
@@ -87,7 +85,8 @@ struct SplitOutputs {
         Elements elements;
 #pragma unroll
         for (int e = 0; e < kVector; ++e) elements.set(e, y[e]);
-        if (is_written) elements.store(at);
+        if (is_written) elements.store(to);
+        to += lane.step;
     }
 };
 

@@ -8,11 +8,13 @@
 //
 // A configuration has `io`, `taps`, `exists(tap, count)`, `sequences`, `threads()`, `rows()` and `channels()` (of a warp).
 // The sums go to an Outputs object with
-//     start(token)                         the next call writes this token
+//     skip(tokens)                         moves on by some tokens, or back; it begins at token 0
 //     write(is_written, z)                 called by all lanes of a warp, also by those without channels or past the last token
-//     write_token(sequences, token, id)    for configurations with `sequences`, called by all lanes: computes the token anew
+//     write_token(sequences, token, id)    for configurations with `sequences`, called by all lanes: computes the token anew; moves on
+//                                          by one token, as `write` does
 #pragma once
 
+#include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/conv/causal_conv/seq_idx.cuh>
 
 namespace gdn_cuda::conv {
@@ -123,8 +125,8 @@ struct CausalColumns {
             push(before, oldest);
         }
     }
-    // Convolves the segment's tokens as if the row were one sequence.
-    __device__ __forceinline__ void process(auto& outputs) {
+    // Convolves the segment's tokens as if the row were one sequence. Returns where that leaves `outputs`.
+    __device__ __forceinline__ int process(auto& outputs) {
         int token = segment.token;
         const int last = segment.last;
         float before[kBefore][kVector];  // the last inputs, oldest first
@@ -133,7 +135,7 @@ struct CausalColumns {
         if constexpr (kConfig.sequences && !has_indices<kConfig>())
             if (token == 0 && args.sequences.initial.values.data != nullptr) load_first_state(before);
         load_taps();  // after the lookup of the state, which needs registers as well
-        outputs.start(token);
+        outputs.skip(token);
         const int end = exists ? last : token;  // lanes without channels neither load nor store
 #pragma unroll 1
         for (; token < last; token += kRows) {
@@ -155,14 +157,15 @@ struct CausalColumns {
                 outputs.write(i < written, z);
             }
         }
+        return token;
     }
 
     // ---- Sequences
 
     // Without seq_idx: recomputes the first tokens of sequences that begin within the row, and writes those of none.
-    __device__ __forceinline__ void recompute_runs(const auto& outputs) const {
+    __device__ __forceinline__ void recompute_runs(auto& outputs, int at) const {
         __syncwarp();  // keeps these element stores after the vector stores to the same addresses
-        const CausalRuns<kConfig.sequences> runs{{args.sequences, batch}, lane};
+        const CausalRuns<kConfig.sequences> runs{{args.sequences, opaque(batch)}, lane};  // opaque: to save a register
         CausalOffsets near;
 #pragma unroll 1
         for (int token = segment.token, end; token < segment.last; token = end) {
@@ -170,13 +173,14 @@ struct CausalColumns {
             end = min(run.end, segment.last);
             const int last = !run.exists() ? end : run.first > 0 ? min(end, run.first + kBefore) : token;
             const i64 id = run.exists() ? run.sequence : run.place == Place::poison ? kPoisoned : kNoSequence;
+            outputs.skip(token - at);
 #pragma unroll 1
-            for (; token < last; ++token) outputs.write_token(runs.sequences, token, id);
+            for (at = token; at < last; ++at) outputs.write_token(runs.sequences, at, id);
         }
     }
     // With seq_idx: recomputes the tokens that see a state or not all W - 1 tokens before them. Each lane tests one token,
     // then all lanes write the tokens found.
-    __device__ __forceinline__ void recompute_masked(const auto& outputs) const {
+    __device__ __forceinline__ void recompute_masked(auto& outputs, int at) const {
         __syncwarp();  // keeps these element stores after the vector stores to the same addresses
         const CausalSequences sequences{args.sequences, batch};
         const bool runs = sequences.place_of_sequence(batch) == Place::run;
@@ -189,7 +193,9 @@ struct CausalColumns {
 #pragma unroll 1
             for (; masked != 0; masked &= masked - 1) {
                 const int token = first + __ffs(static_cast<int>(masked)) - 1;
+                outputs.skip(token - at);
                 outputs.write_token(sequences, token, sequences.id_of(token));
+                at = token + 1;
             }
         }
     }
@@ -202,11 +208,11 @@ struct CausalColumns {
     }
     __device__ __forceinline__ void run(auto outputs) {
         constexpr bool kIndices = has_indices<kConfig>();
-        process(outputs);
+        const int at = process(outputs);
         if constexpr (kIndices)
-            recompute_masked(outputs);
+            recompute_masked(outputs, at);
         else if constexpr (kConfig.sequences)
-            recompute_runs(outputs);
+            recompute_runs(outputs, at);
     }
 };
 
