@@ -57,19 +57,15 @@ struct HyenaMediumWarp {
         for (int tile = begin; tile < end; tile += kTileTokens) {
             access.template store_parts<&Shared::u>(access.product(x1, v), tile);
             access.sync();
-            const auto load_next = [&] {
+            access.load(x2, args.x2, tile);
+            if (tile + kTileTokens < end) {
                 access.load(x1, args.x1, tile + kTileTokens);
                 access.load(v, args.v, tile + kTileTokens);
-            };
-            if constexpr (!kConfig.columns) {
-                access.load(x2, args.x2, tile);
-                if (tile + kTileTokens < end) load_next();
             }
             TileSums sums = {};
             add_band<false, kSeparateSums>(sums, ring(), shared.taps, tile, rows(), residual);
             __syncwarp();
             store_sums(shared.scratch, sums, access.flip());
-            if constexpr (kConfig.columns) access.load(x2, args.x2, tile), load_next();
             access.sync();
             float z[kOwn];
             access.load_sums(z);

@@ -30,7 +30,7 @@ struct HyenaMediumConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps(); }
     // Blocks per SM, from which ptxas derives the registers of a thread.
     GDN_HOST_DEVICE constexpr int blocks_of_sm() const {
-        if (columns) return few_taps() && io != DType::f16 ? 2 : 1;
+        if (columns) return 1;
         return io == DType::f32 ? few_taps() ? 2 : 3 : 4;
     }
     // Units of 8 tokens in shared memory: the 64 of a tile, and those before it that its first row needs.

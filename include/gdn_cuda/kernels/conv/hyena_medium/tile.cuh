@@ -148,7 +148,11 @@ struct MediumColumns {
           end(segment.end) {}
 
     // Opaque to the compiler: hoisting what depends on the thread alone out of loops would spill.
-    __device__ __forceinline__ static int thread() { return static_cast<int>(opaque(threadIdx.x) % (32 * kChannels)); }
+    __device__ __forceinline__ static int thread() {
+        unsigned x = threadIdx.x;
+        asm volatile("" : "+r"(x));
+        return static_cast<int>(x % (32 * kChannels));
+    }
     __device__ __forceinline__ static int own_channel() { return thread() % kVectorsOfToken * kVector; }
     __device__ __forceinline__ static int own_token() { return thread() / kVectorsOfToken * kVectors; }
     // Puts the vectors of a token into different banks.
@@ -159,12 +163,14 @@ struct MediumColumns {
     // A vector exists as a whole or not at all: rows of channels are whole vectors.
     __device__ __forceinline__ bool exists(int token) const { return first_channel + own_channel() < channels && token < end; }
     __device__ __forceinline__ T* at(const HyenaTensor& x, int token) const {
-        return static_cast<T*>(x.data) + opaque(batch) * x.batch + first_channel + token * x.token;  // opaque, as in thread()
+        int opaque_batch = batch;  // opaque, as in thread()
+        asm volatile("" : "+r"(opaque_batch));
+        return static_cast<T*>(x.data) + opaque_batch * x.batch + first_channel + own_channel() + token * x.token;
     }
     __device__ __forceinline__ void load(Own& to, const HyenaTensor& from, int tile) const { load_from(to, from, tile, 0); }
     __device__ __forceinline__ void load_from(Own& to, const HyenaTensor& from, int tile, int begin) const {
         const int token = tile + own_token();
-        const T* const data = at(from, token) + own_channel();
+        const T* const data = at(from, token);
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
             auto& raw = reinterpret_cast<Raw<16>&>(to.items[i * kVector]);
@@ -174,7 +180,7 @@ struct MediumColumns {
     }
     __device__ __forceinline__ void store(const Own& from, const HyenaTensor& to, int tile) const {
         const int token = tile + own_token();
-        T* const data = at(to, token) + own_channel();
+        T* const data = at(to, token);
 #pragma unroll
         for (int i = 0; i < kVectors; ++i)
             if (exists(token + i)) reinterpret_cast<const Raw<16>&>(from.items[i * kVector]).store_global(data + i * to.token);
