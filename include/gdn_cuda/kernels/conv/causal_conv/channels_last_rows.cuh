@@ -10,8 +10,8 @@
 // The sums go to an Outputs object with
 //     skip(tokens)                         moves on by some tokens, or back; it begins at token 0
 //     write(is_written, z)                 called by all lanes of a warp, also by those without channels or past the last token
-//     write_token(sequences, token, id)    for configurations with `sequences`, called by all lanes: computes the token anew; moves on
-//                                          by one token, as `write` does
+//     write_token(sequences, token, id)    for configurations with `sequences`, called by all lanes: computes a token anew;
+//                                          moves on by one token, as `write` does
 #pragma once
 
 #include <gdn_cuda/kernels/common/opaque.cuh>
