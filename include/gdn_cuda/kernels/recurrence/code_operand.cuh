@@ -12,7 +12,7 @@ struct CodeOperand {
     static constexpr int kPitch = kHeadK + 64;         // two planes have a column in different banks
 
     alignas(16) signed char planes[kPlanes][kPitch];
-    // Of planes 0 and 1 (the second has 2^-8 times as much), 2, 4 and 5, 6; those of each group.
+    // Those of planes 0 and 1 (the second has 2^-8 times as much), 2, 4 and 5, 6; those of each group.
     alignas(16) float weights[4][kHeadK / kCodeGroup];
 };
 

@@ -26,7 +26,7 @@ struct CodedRows {
                                          int end)
         : ring(ring), thread(thread), first(first), end(end), from(slice(rows + offset())) {}
 
-    // Of its first row; in elements, which are bytes.
+    // For its first row; in elements, which are bytes.
     __device__ __forceinline__ i64 offset() const { return first * static_cast<i64>(kConfig.row_bytes()); }
     __device__ __forceinline__ gdn::CodedStates slice(const gdn::CodedStates& row) const {
         const int lane = thread % kLanes;
