@@ -50,7 +50,7 @@ class Schema:
     writes: tuple[int, ...]
     returns: int  # number of results
     defaults: Mapping[str, Any]  # of parameters of the public function that the schema lacks
-    last_defaults: tuple[Any, ...]  # of the last arguments, each None, True or False
+    last_defaults: tuple[Any, ...]  # the last arguments' defaults, each None, True or False
     differentiable: str = "gdn_cuda.reference"  # the function that computes the same with gradients
 
     @cached_property

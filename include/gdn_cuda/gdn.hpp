@@ -23,8 +23,8 @@ struct GDN_HOLDS_TENSORS RecurrentForward {
     GateBound bound = {};
     OptionalTensor has_initial_state = {};
     OptionalWritten final_state = {};
-    OptionalTensor state_scales = {};   // of an int8 state
-    OptionalWritten final_scales = {};  // of an int8 final_state
+    OptionalTensor state_scales = {};   // if the state is int8
+    OptionalWritten final_scales = {};  // if final_state is int8
     Output out = {};
 
     GDN_FIELDS(query, key, value, state, beta, gate, cu_seqlens, verify, inference_mode, is_qk_norm, scale, gates, bound,

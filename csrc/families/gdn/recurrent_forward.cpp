@@ -95,7 +95,7 @@ Tensor run_recurrent(const RecurrentForward& x) {
     GdnCall& args = prepared.args;
     const DeviceScope scope(sequences.query.device_index);
     clear_without_sequences(sequences, x.out);
-    const DType type = prepared.state_type == DType::i8 ? DType::f32 : prepared.state_type;  // of new states
+    const DType type = prepared.state_type == DType::i8 ? DType::f32 : prepared.state_type;
     const WideStates wide(prepared, x);
     if (x.inference_mode == InferenceMode::spec_verify) {
         const Tensor states = sequences.packed() ? new_states(x.out, {sequences.tokens}, sequences, type)

@@ -12,7 +12,7 @@ struct ConvertRowsConfig {
 
     GDN_FIELDS(from, to)
 
-    static constexpr int kColumns = 8;  // of a thread's vector
+    static constexpr int kColumns = 8;  // in a thread's vector
     GDN_HOST_DEVICE static constexpr int threads() { return 256; }
     // Vectors that a thread has in flight. Of fp32 they have twice the registers.
     GDN_HOST_DEVICE constexpr int vectors() const { return from == DType::f32 || to == DType::f32 ? 2 : 4; }

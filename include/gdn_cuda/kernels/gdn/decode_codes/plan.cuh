@@ -10,14 +10,14 @@ struct DecodeCodesConfig {
     int head_k;  // exactly the tensors': 128
     DType io;    // query, key, value, output
     int stages;  // tiles of 16 rows in flight, for each warp
-    int blocks;  // of a multiprocessor
+    int blocks;  // a multiprocessor, for which registers are limited
 
     constexpr bool operator==(const DecodeCodesConfig&) const = default;
 
     GDN_FIELDS(head_k, io, stages, blocks)
 
     static constexpr int kWarps = 4, kTileRows = 16;
-    static constexpr int kMostTiles = 16;  // of a warp's part of a head
+    static constexpr int kMostTiles = 16;  // in a warp's part of a head
     GDN_HOST_DEVICE static constexpr int threads() { return 32 * kWarps; }
     GDN_HOST_DEVICE constexpr int groups() const { return head_k / kCodeGroup; }
     GDN_HOST_DEVICE constexpr int vectors() const { return head_k / 64; }  // 16 codes of a row, for each of four lanes
@@ -49,9 +49,9 @@ struct DecodeCodesSharedPlan {
 struct DecodeCodesArgs {
     DecodeArgs step;
     int units, columns;
-    int tiles;                           // of a part of a head
+    int tiles;                           // in a part of a head
     int part_bits;                       // a head has 2^part_bits parts
-    int warps;                           // of the grid
+    int warps;                           // in the grid
     int sequences_ahead, columns_ahead;  // from a warp's unit to its next one
     unsigned key_inverse;                // 2^32 / step.heads_per_key, rounded up, or 0 for 1
 };

@@ -26,14 +26,14 @@ struct RingPlace : RingSequence<RingPlace<kConfig>, RingDecodeArgs, Storage<kCon
         rows = min(args.block_rows, args.dv - first_row);
         this->load_sequence(args);
     }
-    __device__ __forceinline__ Io* ring_key(const RingDecodeArgs& args, int entry, int of_head) const {
-        return this->template ring_at<Io>(args.keys, entry, of_head);
+    __device__ __forceinline__ Io* ring_key(const RingDecodeArgs& args, int entry, int head_index) const {
+        return this->template ring_at<Io>(args.keys, entry, head_index);
     }
     __device__ __forceinline__ Update* ring_updates(const RingDecodeArgs& args, int entry) const {
         return this->template ring_at<Update>(args.updates, entry, head) + first_row;
     }
-    __device__ __forceinline__ float* ring_decay(const RingDecodeArgs& args, int entry, int of_head) const {
-        return this->template ring_at<float>(args.decays, entry, of_head);
+    __device__ __forceinline__ float* ring_decay(const RingDecodeArgs& args, int entry, int head_index) const {
+        return this->template ring_at<float>(args.decays, entry, head_index);
     }
     __device__ __forceinline__ void fill(const RingDecodeArgs& args, i64 first, i64 last, float x) const {
         Io* const outputs = static_cast<Io*>(args.output.data) + this->sequence * args.output.batch + head * args.output.head;
