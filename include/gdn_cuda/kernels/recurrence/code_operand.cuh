@@ -12,7 +12,7 @@ struct CodeOperand {
     static constexpr int kPitch = kHeadK + 64;         // two planes have a column in different banks
 
     alignas(16) signed char planes[kPlanes][kPitch];
-    // Those of planes 0 and 1 (the second has 2^-8 times as much), 2, 4 and 5, 6; those of each group.
+    // For each group: [0] the weight of plane 0, and of plane 1 times 2^-8; [1] of plane 2; [2] and [3] the same for the query.
     alignas(16) float weights[4][kHeadK / kCodeGroup];
 };
 

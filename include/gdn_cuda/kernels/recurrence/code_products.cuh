@@ -33,7 +33,7 @@ struct CodeProducts {
     }
     // The whole warp: the lane's columns of the key, or of the query.
     __device__ __forceinline__ static void make(Operand& operand, const float (&x)[kMade], bool is_query) {
-        constexpr int kLanes = kCodeGroup / kMade;  // of a group
+        constexpr int kLanes = kCodeGroup / kMade;  // that have a group
         const int lane = threadIdx.x % 32;
         float most = 0.f;
 #pragma unroll
