@@ -194,6 +194,16 @@ void ptx(Operands&&... operands) {
             };
             y = sum(1) << 16 | sum(0);
         });
+    } else if constexpr (kText == "fma.rn.f16x2 %0, %1, %2, %3;") {
+        run([](unsigned& y, unsigned a, unsigned b, unsigned c) {
+            const auto value = [](unsigned pair, int half) {
+                return static_cast<double>(std::bit_cast<_Float16>(static_cast<unsigned short>(pair >> 16 * half)));
+            };
+            const auto sum = [&](int half) -> unsigned {
+                return std::bit_cast<unsigned short>(static_cast<_Float16>(value(a, half) * value(b, half) + value(c, half)));
+            };
+            y = sum(1) << 16 | sum(0);
+        });
     } else if constexpr (kText == "cvt.rn.satfinite.f16x2.f32 %0, %1, %2;") {
         run([](unsigned& pair, float high, float low) { pair = rounded_to_f16(high) << 16 | rounded_to_f16(low); });
     } else if constexpr (kText == "max.bf16x2 %0, %1, %2;") {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <gdn_cuda/kernels/gdn/decode_codes/plan.cuh>
 #include <optional>
 #include <string>
@@ -15,8 +16,12 @@
 namespace gdn_cuda::gdn {
 
 inline constexpr std::array kDecodeCodesConfigurations{
-    DecodeCodesConfig{.head_k = 128, .io = DType::bf16, .stages = 3, .blocks = 4},
-    DecodeCodesConfig{.head_k = 128, .io = DType::f16, .stages = 3, .blocks = 4}};
+    DecodeCodesConfig{.head_k = 128, .io = DType::bf16, .stages = 3, .blocks = 4, .pairs = false},
+    DecodeCodesConfig{.head_k = 128, .io = DType::f16, .stages = 3, .blocks = 4, .pairs = false},
+    DecodeCodesConfig{.head_k = 128, .io = DType::bf16, .stages = 3, .blocks = 4, .pairs = true},
+    DecodeCodesConfig{.head_k = 128, .io = DType::f16, .stages = 3, .blocks = 4, .pairs = true},
+    DecodeCodesConfig{.head_k = 128, .io = DType::bf16, .stages = 4, .blocks = 4, .pairs = true},
+    DecodeCodesConfig{.head_k = 128, .io = DType::bf16, .stages = 5, .blocks = 3, .pairs = true}};
 
 // Fewer heads leave most warps without a second one to load.
 inline constexpr i64 kDecodeCodesHeadsPerMultiprocessor = 12;
@@ -33,7 +38,9 @@ inline std::optional<DecodeCodesConfig> decode_codes_config(const DecodeProblem&
                       problem.dv % DecodeCodesConfig::kTileRows == 0 && aligned(args.scales_in, 4 * args.scales_in_slot) &&
                       aligned(args.value.data, 2 * args.value.sequence, 2 * args.value.head);
     if (!fits || wanted == WantedSwitch::never || (wanted == WantedSwitch::automatic && !is_many)) return {};
-    return kDecodeCodesConfigurations[problem.io == DType::bf16 ? 0 : 1];
+    const char* trial = std::getenv("GDN_TRY_CODES");
+    if (trial != nullptr && problem.io == DType::bf16) return kDecodeCodesConfigurations[std::atoi(trial)];
+    return kDecodeCodesConfigurations[problem.io == DType::bf16 ? 2 : 3];
 }
 
 // How warps share the rows of all heads.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstdlib>
 #include <gdn_cuda/kernels/scan/selective_step/tied_plan.cuh>
 #include <string>
 #include <vector>
@@ -225,10 +226,11 @@ struct SelectiveStepDirect {
 };
 
 inline constexpr std::array kTiedSteps = [] {
-    std::array<TiedStepConfig, 12> all{};
+    std::array<TiedStepConfig, 16> all{};
     auto next = all.begin();
     for (const DType state : {DType::f32, DType::bf16, DType::f16, DType::i8})
         for (const int columns : {64, 128, 256}) *next++ = {state, columns};
+    for (const int trial : {1, 2, 3, 4}) *next++ = {DType::i8, 128, trial};
     return all;
 }();
 
@@ -295,7 +297,7 @@ struct SelectiveStep {
         const Blocks blocks = selective_step_blocks(problem, choice);
         args.row_steps = choice.row_steps;
         if (choice.row_steps > 0)
-            launch<SelectiveStepTied>({problem.state, problem.columns}, args, blocks, target, explanation);
+            launch<SelectiveStepTied>({problem.state, problem.columns, problem.state == DType::i8 && problem.columns == 128 && std::getenv("GDN_TRY_TIED") ? std::atoi(std::getenv("GDN_TRY_TIED")) : 0}, args, blocks, target, explanation);
         else if (choice.direct)
             launch<SelectiveStepDirect>(choice.config, args, blocks, target, explanation);
         else

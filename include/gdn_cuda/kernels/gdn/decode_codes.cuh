@@ -15,6 +15,7 @@
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/gdn/decode_codes/plan.cuh>
 #include <gdn_cuda/kernels/recurrence/code_products.cuh>
+#include <gdn_cuda/kernels/recurrence/code_update.cuh>
 #include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
 
 namespace gdn_cuda::gdn {
@@ -126,12 +127,21 @@ struct CodesFetch {
     }
 };
 
+template <bool kPairs>
+struct KeyOf {
+    using type = float[16];
+};
+template <>
+struct KeyOf<true> {
+    using type = CodeKey;
+};
+
 // A lane's columns of a key, and what is the same for all rows.
 template <DecodeCodesConfig kConfig>
 struct CodesToken {
     using Io = Storage<kConfig.io>;
     using Products = CodeProducts<kConfig.head_k>;
-    float key[16 * Products::kVectors];
+    typename KeyOf<kConfig.pairs>::type key[Products::kVectors];
     TokenScalars scalars;
 
     // The warp syncs before and after.
@@ -159,11 +169,21 @@ struct CodesToken {
         }
         scalars.query_key = group_sum<32>(query_key) * scalars.key_scale * scalars.query_scale;
 #pragma unroll
-        for (int i = 0; i < 2 * Products::kVectors; ++i) {
-            Vector<Io, 8, true> eight;
-            eight.load(keys + Products::column(i / 2) + i % 2 * 8);
+        for (int i = 0; i < Products::kVectors; ++i) {
+            float own[16];
 #pragma unroll
-            for (int j = 0; j < 8; ++j) key[8 * i + j] = opaque(eight[j]);
+            for (int half = 0; half < 2; ++half) {
+                Vector<Io, 8, true> eight;
+                eight.load(keys + Products::column(i) + half * 8);
+#pragma unroll
+                for (int j = 0; j < 8; ++j) own[8 * half + j] = eight[j];
+            }
+            if constexpr (kConfig.pairs) {
+                key[i].make(own);
+            } else {
+#pragma unroll
+                for (int j = 0; j < 16; ++j) key[i][j] = opaque(own[j]);
+            }
         }
     }
 };
@@ -230,7 +250,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
     for (int i = 0; i < kConfig.stages; ++i) fetch();
 
     // A constant as an operand of __byte_perm would take the place of its selector, which then is in a register.
-    const unsigned exponent = kCodeExponent - static_cast<unsigned>(args.units < 0);
+    const unsigned never = static_cast<unsigned>(args.units < 0), exponent = kCodeExponent - never;
+    const CodeUpdate update{exponent, CodeUpdate::kPairExponents - never};
     unsigned stage = 0, parity = 0;
 #pragma unroll 1
     for (; units > 0; --units, parity ^= 1) {
@@ -307,7 +328,10 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
                 float own[2];
 #pragma unroll
                 for (int r = 0; r < 2; ++r) own[r] = scalars.decay * (t < 2 ? scales[r][2 * i] : scales[r][2 * i + 1]);
-                update_codes(codes[0][i], codes[1][i], own, updates, token.key + 16 * i, exponent);
+                if constexpr (kConfig.pairs)
+                    update(codes[0][i], codes[1][i], own, updates, token.key[i]);
+                else
+                    update_codes(codes[0][i], codes[1][i], own, updates, token.key[i], exponent);
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     if (t % 2 == 0) scales_at[8 * r * kGroups + 2 * i] = own[r];

@@ -11,10 +11,11 @@ struct DecodeCodesConfig {
     DType io;    // query, key, value, output
     int stages;  // tiles of 16 rows in flight, for each warp
     int blocks;  // a multiprocessor, for which registers are limited
+    bool pairs;
 
     constexpr bool operator==(const DecodeCodesConfig&) const = default;
 
-    GDN_FIELDS(head_k, io, stages, blocks)
+    GDN_FIELDS(head_k, io, stages, blocks, pairs)
 
     static constexpr int kWarps = 4, kTileRows = 16;
     static constexpr int kMostTiles = 16;  // in a warp's part of a head
