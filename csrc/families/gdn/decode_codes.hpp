@@ -21,7 +21,9 @@ inline constexpr std::array kDecodeCodesConfigurations{
     DecodeCodesConfig{.head_k = 128, .io = DType::bf16, .stages = 3, .blocks = 4, .pairs = true},
     DecodeCodesConfig{.head_k = 128, .io = DType::f16, .stages = 3, .blocks = 4, .pairs = true},
     DecodeCodesConfig{.head_k = 128, .io = DType::bf16, .stages = 4, .blocks = 4, .pairs = true},
-    DecodeCodesConfig{.head_k = 128, .io = DType::bf16, .stages = 5, .blocks = 3, .pairs = true}};
+    DecodeCodesConfig{.head_k = 128, .io = DType::bf16, .stages = 5, .blocks = 3, .pairs = true},
+    DecodeCodesConfig{.head_k = 128, .io = DType::bf16, .stages = 3, .blocks = 4, .pairs = true, .mamba = true},
+    DecodeCodesConfig{.head_k = 128, .io = DType::bf16, .stages = 4, .blocks = 4, .pairs = true, .mamba = true}};
 
 // Fewer heads leave most warps without a second one to load.
 inline constexpr i64 kDecodeCodesHeadsPerMultiprocessor = 12;
@@ -72,7 +74,7 @@ struct DecodeCodes {
         return plan_bytes<kDecodeCodesConfigurations, DecodeCodesSharedPlan>(config);
     }
 
-    static void run(const Config& config, const DecodeProblem& problem, const DecodeArgs& step, const Target& target) {
+    static void run(const Config& config, const DecodeProblem& problem, const DecodeArgs& step, const Target& target, const MambaScalars& mamba = {}) {
         const DecodeCodesGrid grid = decode_codes_grid(problem, config, jit::device_traits(target.ordinal).multiprocessors);
         if (grid.units == 0) return;
         const int columns = problem.heads << grid.part_bits;
@@ -85,6 +87,7 @@ struct DecodeCodes {
                         .warps = static_cast<int>(warps),
                         .sequences_ahead = static_cast<int>(warps / columns),
                         .columns_ahead = static_cast<int>(warps % columns),
+                        .mamba = mamba,
                         .key_inverse = step.heads_per_key == 1 ? 0 : ~0u / static_cast<unsigned>(step.heads_per_key) + 1};
         launch<DecodeCodes>(config, args, {grid.blocks, 1, 1}, target, [&](const auto& device) {
             return fmt::format("{} heads of int8 states in {} parts each for {} warps on {} multiprocessors",

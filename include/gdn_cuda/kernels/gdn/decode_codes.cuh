@@ -17,6 +17,7 @@
 #include <gdn_cuda/kernels/recurrence/code_products.cuh>
 #include <gdn_cuda/kernels/recurrence/code_update.cuh>
 #include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
+#include <gdn_cuda/kernels/scan/discretization.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -214,6 +215,28 @@ __device__ __forceinline__ void update_codes(unsigned (&upper)[4], unsigned (&lo
     }
 }
 
+struct MambaRow {
+    RawElement delta, bias, D;
+    float A = 0.f;
+
+    __device__ __forceinline__ void load(const MambaScalars& args, int sequence, int head) {
+        const auto load_one = [](RawElement& to, const Tagged& from, i64 at) {
+            if (from.data != nullptr) to.load(static_cast<const char*>(from.data) + at, from.type == DType::f32);
+        };
+        load_one(delta, args.delta, sequence * args.delta_sequence + head * args.delta_head);
+        load_one(bias, args.bias, head * args.bias_head);
+        load_one(D, args.D, head * args.D_head);
+        A = args.A[head * args.A_head];
+    }
+    __device__ __forceinline__ void finish(const MambaScalars& args, TokenScalars& to, float& own_D) const {
+        float step = delta.to_float(args.delta.type) + bias.to_float(args.bias.type);
+        if (args.softplus) step = scan::softplus_fast(step);
+        to.decay = exp2_fast(step * scan::kLog2e * A);
+        to.beta = args.is_dirac ? 1.f : step;
+        own_D = D.to_float(args.D.type);
+    }
+};
+
 template <DecodeCodesConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
     decode_codes(const __grid_constant__ DecodeCodesArgs args) {
@@ -241,6 +264,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
                         unit.at(row == 0 ? step.key : step.query, unit.key_head(args)) + 8 * vector);
         if (lane < 2 * args.tiles)
             cp_async_16(token.values + lane, unit.at(step.value, unit.head(args)) + unit.first_row(args) + 8 * lane);
+        if constexpr (kConfig.mamba)
+            if (lane < 2 * args.tiles && args.mamba.z.data != nullptr)
+                cp_async_16(token.gates + lane, unit.at(args.mamba.z, unit.head(args)) + unit.first_row(args) + 8 * lane);
     };
     copy_token(place, 0);
     cp_async_fence();
@@ -259,8 +285,12 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
         const i64 slot = place.slot(step);
         GateForms forms{.gate = GateForms::raw, .beta_is_logit = true, .beta_factor = step.beta_factor};
         RawGates gates;
-        gates.load(step, sequence * step.gate.sequence + head * step.gate.head,
-                   sequence * step.beta.sequence + head * step.beta.head, head, forms);
+        MambaRow scalars_of_head;
+        if constexpr (kConfig.mamba)
+            scalars_of_head.load(args.mamba, sequence, head);
+        else
+            gates.load(step, sequence * step.gate.sequence + head * step.gate.head,
+                       sequence * step.beta.sequence + head * step.beta.head, head, forms);
         Io* output_at = place.at(step.output, head) + first_row + g;
         const bool exists = is_slot(step, slot);
         if (!exists) {
@@ -279,13 +309,18 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
         __syncwarp();
         CodesToken<kConfig> token;
         token.make(shared.operand, shared.tokens[parity], step);
-        gates.finish(step, forms, token.scalars);
+        float own_D = 0.f;
+        if constexpr (kConfig.mamba)
+            scalars_of_head.finish(args.mamba, token.scalars, own_D);
+        else
+            gates.finish(step, forms, token.scalars);
         const TokenScalars& scalars = token.scalars;
         const bool kept = !resets(scalars);
         signed char* codes_at = to.codes + g * kConfig.head_k + Products::column(0);
         float* scales_at = to.scales + g * kGroups + t / 2;
         const float key_scale = scalars.key_scale * kCodeSumUnit, query_scale = scalars.query_scale * kCodeSumUnit;
         const Io* values = reinterpret_cast<const Io*>(shared.tokens[parity].values) + g;
+        const Io* z = reinterpret_cast<const Io*>(shared.tokens[parity].gates) + g;
 
 #pragma unroll 1
         for (int tile = 0; tile < args.tiles; ++tile) {
@@ -316,11 +351,23 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
             Products::multiply(sums, shared.operand, codes, scales);
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
+                float correction;
+                if constexpr (kConfig.mamba) {
+                    const float x = to_float(values[8 * r]);
+                    correction = scalars.beta * x;
+                    if (t == 2) {
+                        float y = fmaf(correction, scalars.query_key, scalars.decay * (sums[r] * query_scale));
+                        y = fmaf(own_D, x, y);
+                        if (args.mamba.z.data != nullptr) y *= scan::silu_fast(to_float(z[8 * r]));
+                        output_at[8 * r] = from_float<Io>(y);
+                    }
+                } else {
                 const float state_key = __shfl_sync(0xffffffffu, sums[r], 0, 4) * key_scale;
-                const float correction = scalars.beta * (to_float(values[8 * r]) - scalars.decay * state_key);
+                correction = scalars.beta * (to_float(values[8 * r]) - scalars.decay * state_key);
                 if (t == 2)
                     output_at[8 * r] =
                         from_float<Io>(fmaf(correction, scalars.query_key, scalars.decay * (sums[r] * query_scale)));
+                }
                 updates[r] = correction * scalars.key_scale;
             }
 #pragma unroll
@@ -339,7 +386,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks)
                         codes_at + 8 * r * kConfig.head_k + 64 * i);
                 }
             }
-            values += kRows, output_at += kRows;
+            values += kRows, output_at += kRows, z += kRows;
             codes_at += kRows * kConfig.head_k, scales_at += kRows * kGroups;
         }
     }

@@ -12,10 +12,11 @@ struct DecodeCodesConfig {
     int stages;  // tiles of 16 rows in flight, for each warp
     int blocks;  // a multiprocessor, for which registers are limited
     bool pairs;
+    bool mamba = false;
 
     constexpr bool operator==(const DecodeCodesConfig&) const = default;
 
-    GDN_FIELDS(head_k, io, stages, blocks, pairs)
+    GDN_FIELDS(head_k, io, stages, blocks, pairs, mamba)
 
     static constexpr int kWarps = 4, kTileRows = 16;
     static constexpr int kMostTiles = 16;  // in a warp's part of a head
@@ -37,6 +38,7 @@ struct DecodeCodesSharedPlan {
     struct Token {
         Vector key[kConfig.head_k / 8], query[kConfig.head_k / 8];
         Vector values[DecodeCodesConfig::kMostTiles * DecodeCodesConfig::kTileRows / 8];
+        Vector gates[kConfig.mamba ? DecodeCodesConfig::kMostTiles * DecodeCodesConfig::kTileRows / 8 : 1];
     };
     struct Warp {
         Stage stages[kConfig.stages];
@@ -47,6 +49,14 @@ struct DecodeCodesSharedPlan {
 };
 
 // Warps take parts of heads in turn: `units` of them, `columns` of each sequence, which are heads times parts.
+struct MambaScalars {
+    DecodeArgs::Heads z;  // may be absent
+    Tagged delta, bias, D;
+    i64 delta_sequence, delta_head, bias_head, D_head;  // bytes
+    const float* A;
+    i64 A_head;
+    bool softplus, is_dirac;
+};
 struct DecodeCodesArgs {
     DecodeArgs step;
     int units, columns;
@@ -54,6 +64,7 @@ struct DecodeCodesArgs {
     int part_bits;                       // a head has 2^part_bits parts
     int warps;                           // in the grid
     int sequences_ahead, columns_ahead;  // from a warp's unit to its next one
+    MambaScalars mamba;
     unsigned key_inverse;                // 2^32 / step.heads_per_key, rounded up, or 0 for 1
 };
 
