@@ -194,6 +194,10 @@ void ptx(Operands&&... operands) {
             };
             y = sum(1) << 16 | sum(0);
         });
+    } else if constexpr (kText == "max.xorsign.abs.f16x2 %0, %1, %2;") {
+        run([](unsigned& y, unsigned a, unsigned b) {
+            y = larger_halves<false>(a & 0x7fff7fffu, b & 0x7fff7fffu) | ((a ^ b) & 0x80008000u);
+        });
     } else if constexpr (kText == "fma.rn.f16x2 %0, %1, %2, %3;") {
         run([](unsigned& y, unsigned a, unsigned b, unsigned c) {
             const auto value = [](unsigned pair, int half) {

@@ -15,6 +15,13 @@ __device__ __forceinline__ unsigned multiply_add_pairs(unsigned a, unsigned b, u
     return sum;
 }
 
+// The larger magnitude in each half, with any sign.
+__device__ __forceinline__ unsigned larger_pair(unsigned a, unsigned b) {
+    unsigned most;
+    asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+    return most;
+}
+
 // 16 columns of a key, whose group the lane and its neighbour have, in a unit.
 struct CodeKey {
     unsigned pairs[8];
@@ -69,7 +76,6 @@ struct CodeUpdate {
             const float inverse = reciprocal_fast(units[r]), kept = scales[r] * inverse, added = updates[r] * inverse;
             const unsigned keeps = pack<DType::f16>(kept, kept), adds = pack<DType::f16>(added, added),
                            bias = pack<DType::f16>(-1152.f * kept, -1152.f * kept);
-            most[r] = 0;
             const auto& words = r == 0 ? upper : lower;
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
@@ -78,12 +84,12 @@ struct CodeUpdate {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     x[r][2 * j + i] = multiply_add_pairs(adds, key.pairs[2 * j + i], multiply_add_pairs(pairs[i], keeps, bias));
-                    most[r] = larger<DType::f16>(most[r], x[r][2 * j + i]);
+                    most[r] = j + i == 0 ? x[r][0] : larger_pair(most[r], x[r][2 * j + i]);
                 }
             }
         }
-        unsigned both = larger<DType::f16>(__byte_perm(most[0], most[1], 0x5410), __byte_perm(most[0], most[1], 0x7632));
-        both = larger<DType::f16>(both, __shfl_xor_sync(0xffffffffu, both, 1));
+        unsigned both = larger_pair(__byte_perm(most[0], most[1], 0x5410), __byte_perm(most[0], most[1], 0x7632));
+        both = larger_pair(both, __shfl_xor_sync(0xffffffffu, both, 1)) & 0x7fff7fffu;
         const float2 largest = unpack<DType::f16>(both);
         constexpr unsigned kMagic = 0x66006600u;  // 1.5 * 2^10: the sum with an integer has its bits in the lower byte
 #pragma unroll
