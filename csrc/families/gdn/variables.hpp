@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../../jit/env.hpp"
+#include "../common/wanted_switch.hpp"
 #include "kda_backward_segments.hpp"
 
 namespace gdn_cuda::gdn {
@@ -43,18 +44,6 @@ inline const jit::Setting kKdaSegmentsVariable(
      "auto, or 1 to 256"},
     "auto, or a number from 1 to 256", [](const std::string& text) { return jit::auto_or_number(text, 256); });
 
-// auto, 0 or 1
-enum class WantedSwitch { automatic, never, always };
-inline std::optional<int> parse_wanted_switch(const std::string& text) {
-    if (text == "auto") return static_cast<int>(WantedSwitch::automatic);
-    if (text == "0") return static_cast<int>(WantedSwitch::never);
-    if (text == "1") return static_cast<int>(WantedSwitch::always);
-    return std::nullopt;
-}
-inline const jit::Setting kDecodeCodesVariable({"GDN_DECODE_CODES", "auto",
-                                                "whether one token on int8 states with a gate for each head takes "
-                                                "gdn/decode_codes, where it can: auto (where heads are many), 0 or 1"},
-                                               "auto, 0 or 1", parse_wanted_switch);
 inline const jit::Setting kKdaAheadVariable({"GDN_KDA_AHEAD", "auto",
                                              "whether chunked_forward prepares chunks and applies them in one launch, where "
                                              "every channel of the key has a gate: auto, 0 or 1"},

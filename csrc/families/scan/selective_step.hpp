@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstdlib>
 #include <gdn_cuda/kernels/scan/selective_step/tied_plan.cuh>
 #include <string>
 #include <vector>
@@ -13,7 +12,7 @@
 #include "../../launch/spec.hpp"
 #include "../../launch/tuned.hpp"
 #include "../../launch/winners.hpp"
-#include "../gdn/decode_codes.hpp"
+#include "selective_step_codes.hpp"
 
 namespace gdn_cuda::scan {
 
@@ -227,11 +226,10 @@ struct SelectiveStepDirect {
 };
 
 inline constexpr std::array kTiedSteps = [] {
-    std::array<TiedStepConfig, 16> all{};
+    std::array<TiedStepConfig, 12> all{};
     auto next = all.begin();
     for (const DType state : {DType::f32, DType::bf16, DType::f16, DType::i8})
         for (const int columns : {64, 128, 256}) *next++ = {state, columns};
-    for (const int trial : {1, 2, 3, 4}) *next++ = {DType::i8, 128, trial};
     return all;
 }();
 
@@ -297,24 +295,10 @@ struct SelectiveStep {
         };
         const Blocks blocks = selective_step_blocks(problem, choice);
         args.row_steps = choice.row_steps;
-        if (const char* trial = std::getenv("GDN_TRY_STEP"); trial != nullptr && *trial > '0' && problem.state == DType::i8 && args.columns == 128 &&
-            args.in_place && args.x.values.type == DType::bf16 && args.B.values.type == DType::bf16 && args.C.values.type == DType::bf16 &&
-            (args.z.values.data == nullptr || args.z.values.type == DType::bf16) && args.x.d == 2 && args.out.d == 2 && args.delta.d == 0 && args.bias.d == 0 && args.D.d == 0 && args.A_d == 0) {
-            const auto heads = [](const SelectiveStepArgs::ByRow& x) { return gdn::DecodeArgs::Heads{const_cast<void*>(x.values.data), x.sequence / 2, x.head / 2}; };
-            const auto columns = [](const SelectiveStepArgs::ByColumn& x) { return gdn::DecodeArgs::Heads{const_cast<void*>(x.values.data), x.sequence / 2, x.group / 2}; };
-            gdn::DecodeArgs step{};
-            step.query = columns(args.C), step.key = columns(args.B), step.value = heads(args.x), step.output = heads(args.out);
-            step.heads_per_key = args.group_rows / args.dim, step.dv = args.dim, step.scale = 1.f;
-            step.slots = args.slots, step.slots_sequence = args.slots_sequence, step.slot_count = args.slot_count, step.null_slot = args.null_slot;
-            step.state_in = step.state_out = args.pool, step.state_in_slot = step.state_out_slot = args.pool_slot;
-            step.scales_in = step.scales_out = args.scales, step.scales_in_slot = step.scales_out_slot = args.scales_slot;
-            const gdn::MambaScalars mamba{heads(args.z), args.delta.values, args.bias.values, args.D.values, args.delta.sequence, args.delta.head, args.bias.head, args.D.head, static_cast<const float*>(args.A), args.A_head, args.softplus, args.discretization == Discretization::dirac};
-            gdn::DecodeProblem codes{};
-            codes.sequences = static_cast<int>(problem.sequences), codes.heads = args.heads, codes.dv = args.dim, codes.dk = 128;
-            return gdn::DecodeCodes::run(gdn::kDecodeCodesConfigurations[*trial == '1' ? 6 : 7], codes, step, target, mamba);
-        }
-        if (choice.row_steps > 0)
-            launch<SelectiveStepTied>({problem.state, problem.columns, problem.state == DType::i8 && problem.columns == 128 && std::getenv("GDN_TRY_TIED") ? std::atoi(std::getenv("GDN_TRY_TIED")) : 0}, args, blocks, target, explanation);
+        if (SelectiveStepCodes::takes(args, device.multiprocessors))
+            SelectiveStepCodes::run(args, target);
+        else if (choice.row_steps > 0)
+            launch<SelectiveStepTied>({problem.state, problem.columns}, args, blocks, target, explanation);
         else if (choice.direct)
             launch<SelectiveStepDirect>(choice.config, args, blocks, target, explanation);
         else

@@ -8,17 +8,16 @@ namespace gdn_cuda::scan {
 struct TiedStepConfig {
     DType state;  // in memory; registers hold fp32
     int columns;  // N: 64, 128 or 256
-    int trial = 0;
 
     constexpr bool operator==(const TiedStepConfig&) const = default;
 
-    GDN_FIELDS(state, columns, trial)
+    GDN_FIELDS(state, columns)
 
     GDN_HOST_DEVICE static constexpr int threads() { return 128; }
     // Row steps in flight. As in gdn/decode, where four saturate an H200's memory.
-    GDN_HOST_DEVICE constexpr int stages() const { return trial == 1 ? 6 : trial == 2 ? 3 : trial == 4 ? 8 : 4; }
+    GDN_HOST_DEVICE static constexpr int stages() { return 4; }
     // Blocks an SM for which registers are limited; codes take more of them.
-    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return coded() ? (trial == 3 || trial == 2 ? 6 : trial == 4 ? 4 : 5) : 6; }
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return coded() ? 5 : 6; }
     GDN_HOST_DEVICE constexpr bool coded() const { return state == DType::i8; }
     // How a lane holds a row, as in the other kernels of the step, so that sums have their order: 16 elements, or 8.
     GDN_HOST_DEVICE constexpr SelectiveStepConfig row() const {
