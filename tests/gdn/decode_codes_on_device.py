@@ -35,8 +35,8 @@ def test_a_token(io: torch.dtype, dv: int, device: Device, rng: torch.Generator)
     output, after = step(device, x)
     slots = x["state_indices"]
     assert rel_rms(output, expected) < OUTPUT_BOUND[io]
-    assert is_rounded(after["state_pool"][slots], after["state_scales"][slots], states[:, 0])
-    assert rel_rms(after["state_scales"][slots], scales_of(states[:, 0])) < 3e-6
+    assert is_rounded(after["state_pool"][slots], after["state_scales"][slots], states[:, 0], pairs=True)
+    assert rel_rms(after["state_scales"][slots], scales_of(states[:, 0])) < 5e-4
     assert others_stay(after, x, slots.tolist())
 
 
@@ -49,7 +49,7 @@ def test_parts_of_heads(device: Device, rng: torch.Generator) -> None:
     output, after = step(device, x)
     slots = x["state_indices"]
     assert rel_rms(output, expected) < 3e-3 and others_stay(after, x, slots.tolist())
-    assert is_rounded(after["state_pool"][slots], after["state_scales"][slots], states[:, 0])
+    assert is_rounded(after["state_pool"][slots], after["state_scales"][slots], states[:, 0], pairs=True)
 
 
 def test_keys_of_any_size(device: Device, rng: torch.Generator) -> None:
@@ -72,8 +72,8 @@ def test_keys_of_any_size(device: Device, rng: torch.Generator) -> None:
     slots = x["state_indices"]
     for n in range(7):
         assert rel_rms(output[n], expected[n]) < 3e-3, n
-        assert is_rounded(after["state_pool"][slots[n]], after["state_scales"][slots[n]], states[n, 0]), n
-        assert rel_rms(after["state_scales"][slots[n]], scales_of(states[n, 0])) < 3e-6, n
+        assert is_rounded(after["state_pool"][slots[n]], after["state_scales"][slots[n]], states[n, 0], pairs=True), n
+        assert rel_rms(after["state_scales"][slots[n]], scales_of(states[n, 0])) < 5e-4, n
 
 
 def test_hostile_states_and_slots(device: Device, rng: torch.Generator) -> None:
@@ -109,7 +109,7 @@ def test_hostile_states_and_slots(device: Device, rng: torch.Generator) -> None:
         good = states[n, 0].isfinite().all(-1)
         assert good.sum() >= good.numel() - 3
         found = (after["state_pool"][slots[n]], after["state_scales"][slots[n]])
-        assert is_rounded(found[0][good], found[1][good], states[n, 0][good]), n
+        assert is_rounded(found[0][good], found[1][good], states[n, 0][good], pairs=True), n
         finite = expected[n].isfinite()
         assert rel_rms(output[n][finite], expected[n][finite]) < 3e-3 and not output[n][~finite].isfinite().any(), n
     assert device.name == "cpu" or bool(output[6].isnan().all())

@@ -37,13 +37,15 @@ def coded(states: Tensor) -> tuple[Tensor, Tensor]:
     return (groups / step[..., None]).round().to(torch.int8).reshape(states.shape), scales
 
 
-def is_rounded(codes: Tensor, scales: Tensor, expected: Tensor) -> bool:
-    """Whether codes and scales are those of `expected` within fp32's errors: half a step, and the scale of the largest."""
+def is_rounded(codes: Tensor, scales: Tensor, expected: Tensor, *, pairs: bool = False) -> bool:
+    """Whether codes and scales are those of `expected` within fp32's errors: half a step, and the scale of the largest. `pairs`:
+    within those of an update in pairs of fp16, a tenth of a step more."""
     groups = expected.double().reshape(*expected.shape[:-1], -1, GROUP)
     wanted = groups.abs().amax(-1) / 127
     error = (read(codes, scales) - expected).abs().reshape(groups.shape)
-    near = bool((error <= 0.51 * wanted[..., None] + 1e-35).all())
-    return near and bool(((scales - wanted).abs() <= 1e-3 * wanted + 1e-35).all()) and int(codes.min()) >= -127
+    near = bool((error <= (0.6 if pairs else 0.51) * wanted[..., None] + 1e-35).all())
+    of_scale = 1.5e-3 if pairs else 1e-3
+    return near and bool(((scales - wanted).abs() <= of_scale * wanted + 1e-35).all()) and int(codes.min()) >= -127
 
 
 # ---- convert_states

@@ -1,8 +1,6 @@
 // Steps on int8 states of many heads on the host: when they are taken, and how warps share the rows.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <gdn_cuda/kernels/recurrence/code_step_plan.cuh>
 #include <string>

@@ -173,7 +173,7 @@ struct CodesToken {
 // A kernel's whole step. Args: CodeStepUnits with `step`, the tensors. Rule: what a token makes of a row. Its members
 //
 //     load(args, sequence, head), finish(args, scalars)     decay and beta of the scalars, loaded early and computed later
-//     correction(scalars, value, sum)                       what the key is multiplied by, from the row's sum with it
+//     correction(scalars, value, sum)                       what the key is multiplied by; sum: of the decayed row
 //     gates(args)                                           the tensor of gates, if the configuration is gated
 //     output(args, y, value, gate)                          of a row
 template <CodeStepConfig kConfig, class Rule, class Args>
@@ -248,7 +248,8 @@ __device__ __forceinline__ void step_codes(const Args& args) {
         const bool kept = !resets(scalars);
         signed char* codes_at = to.codes + g * kConfig.head_k + Products::column(0);
         float* scales_at = to.scales + g * kGroups + t / 2;
-        const float key_scale = scalars.key_scale * kCodeSumUnit, query_scale = scalars.query_scale * kCodeSumUnit;
+        const float key_scale = scalars.decay * scalars.key_scale * kCodeSumUnit,
+                    query_scale = scalars.decay * scalars.query_scale * kCodeSumUnit;
         const Io* values = reinterpret_cast<const Io*>(shared.tokens[parity].values) + g;
         const Io* gates = reinterpret_cast<const Io*>(shared.tokens[parity].gates) + g;
 
@@ -285,9 +286,9 @@ __device__ __forceinline__ void step_codes(const Args& args) {
                             with_key = __shfl_sync(0xffffffffu, sums[r], 0, 4) * key_scale,
                             correction = rule.correction(scalars, value, with_key);
                 if (t == 2)
-                    output_at[8 * r] = from_float<Io>(rule.output(
-                        args, fmaf(correction, scalars.query_key, scalars.decay * (sums[r] * query_scale)), value,
-                        [&] { return to_float(gates[8 * r]); }));
+                    output_at[8 * r] =
+                        from_float<Io>(rule.output(args, fmaf(correction, scalars.query_key, sums[r] * query_scale), value,
+                                                   [&] { return to_float(gates[8 * r]); }));
                 updates[r] = correction * scalars.key_scale;
             }
 #pragma unroll
