@@ -3,6 +3,7 @@
 
 #include <gdn_cuda/kernels/common/mma.cuh>
 #include <gdn_cuda/kernels/common/opaque.cuh>
+#include <gdn_cuda/kernels/common/tf32.cuh>
 #include <gdn_cuda/kernels/recurrence/code_pairs.cuh>
 #include <gdn_cuda/kernels/ssd/replay_step/place.cuh>
 
@@ -160,26 +161,68 @@ struct ReplayCodes {
             for (int i = 0; i < kGroups; ++i) {
                 if (i >= groups) break;
                 float wide[2][kColumns];
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const float own = scale_of(tile, half, i), scale = state_decay[half] == 0.f ? 0.f : state_decay[half] * own;
-                    const uint2 bits = codes[tile][half][i].bits;
-                    const unsigned words[2] = {gdn::bias_codes(bits.x), gdn::bias_codes(bits.y)};
-#pragma unroll
-                    for (int j = 0; j < kColumns; ++j) wide[half][j] = scale * gdn::code_of(words[j / 4], j % 4);
-                }
-#pragma unroll 1
-                for (int entry = first_entry; entry < entries; ++entry) {
-                    Vector<Io, kColumns, true> B;
-                    B.load(reinterpret_cast<const Io*>(shared.B[entry].bytes) + i * gdn::kCodeGroup + t * kColumns);
+                const auto decay = [&] {
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
-                        if (entry < (entry < place.length ? first_new[half] : first_stored[half])) continue;
-                        const float x = to_float(reinterpret_cast<const Io*>(shared.x[entry].bytes)[row[half]]),
-                                    weighted = weights[half][entry] * x;
+                        const float own = scale_of(tile, half, i),
+                                    scale = state_decay[half] == 0.f ? 0.f : state_decay[half] * own;
+                        const uint2 bits = codes[tile][half][i].bits;
+                        const unsigned words[2] = {gdn::bias_codes(bits.x), gdn::bias_codes(bits.y)};
 #pragma unroll
-                        for (int j = 0; j < kColumns; ++j) wide[half][j] = fmaf(weighted, B[j], wide[half][j]);
+                        for (int j = 0; j < kColumns; ++j) wide[half][j] = scale * gdn::code_of(words[j / 4], j % 4);
                     }
+                };
+                const auto weighted = [&](int entry, int half) {
+                    const bool counts = entry >= (entry < place.length ? first_new[half] : first_stored[half]);
+                    const float x = to_float(reinterpret_cast<const Io*>(shared.x[entry].bytes)[row[half]]);
+                    return counts ? weights[half][entry] * x : 0.f;
+                };
+                const auto columns = [&](int entry) {
+                    return reinterpret_cast<const Io*>(shared.B[entry].bytes) + i * gdn::kCodeGroup;
+                };
+                decay();
+                // 8 entries at a time by tf32 products, whose columns are in the order of the codes. 0 times infinity would
+                // show what a reset hides.
+                bool finite = true;
+#pragma unroll 1
+                for (int first = first_entry; first < entries; first += 8) {
+                    unsigned high[4], low[4];
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) {
+                        const int entry = first + t + k / 2 * 4;
+                        const float x = entry < entries ? weighted(entry, k % 2) : 0.f;
+                        high[k] = __float_as_uint(x) & kTf32Bits;
+                        low[k] = __float_as_uint(x - __uint_as_float(high[k]));
+                        finite = finite && fabsf(x) <= kLargest;
+                    }
+#pragma unroll
+                    for (int j = 0; j < kColumns / 2; ++j) {
+                        float b[2];
+#pragma unroll
+                        for (int k = 0; k < 2; ++k) {
+                            const int entry = first + t + 4 * k;
+                            b[k] = entry < entries ? to_float(columns(entry)[g / 2 * kColumns + 2 * j + g % 2]) : 0.f;
+                            finite = finite && fabsf(b[k]) <= kLargest;
+                        }
+                        float sums[4] = {wide[0][2 * j], wide[0][2 * j + 1], wide[1][2 * j], wide[1][2 * j + 1]};
+                        mma_m16n8k8_tf32(sums, low, __float_as_uint(b[0]), __float_as_uint(b[1]));
+                        mma_m16n8k8_tf32(sums, high, __float_as_uint(b[0]), __float_as_uint(b[1]));
+                        wide[0][2 * j] = sums[0], wide[0][2 * j + 1] = sums[1];
+                        wide[1][2 * j] = sums[2], wide[1][2 * j + 1] = sums[3];
+                    }
+                }
+                if (!__all_sync(0xffffffffu, finite)) {
+                    decay();
+#pragma unroll 1
+                    for (int entry = first_entry; entry < entries; ++entry)
+#pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            if (entry < (entry < place.length ? first_new[half] : first_stored[half])) continue;
+#pragma unroll
+                            for (int j = 0; j < kColumns; ++j)
+                                wide[half][j] =
+                                    fmaf(weighted(entry, half), to_float(columns(entry)[t * kColumns + j]), wide[half][j]);
+                        }
                 }
 #pragma unroll
                 for (int half = 0; half < 2; ++half) store(wide[half], i, row[half], row_of(tile, half) < place.rows);
@@ -188,6 +231,9 @@ struct ReplayCodes {
     }
 
   private:
+    static constexpr unsigned kTf32Bits = 0xffffe000u;
+    static constexpr float kLargest = 0x1.fffffep+127f;
+
     __device__ __forceinline__ float scale_of(int tile, int half, int group) const {
         return __shfl_sync(0xffffffffu, scales[tile][half][group / kLanes], (lane & ~(kLanes - 1)) | group % kLanes);
     }
