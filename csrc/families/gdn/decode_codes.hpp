@@ -46,9 +46,10 @@ struct DecodeCodes {
     }
 
     static void run(const Config& config, const DecodeProblem& problem, const DecodeArgs& step, const Target& target) {
-        const CodeStepUnits units = code_step_units(config, problem.sequences, problem.heads, problem.dv, step.heads_per_key,
-                                                    jit::device_traits(target.ordinal).multiprocessors);
-        if (units.units > 0) launch<DecodeCodes>(config, {units, step}, code_step_blocks(units), target, explain_code_step(units));
+        const CodeStepGrid grid = code_step_grid(config, problem.sequences, problem.heads, problem.dv, step.heads_per_key,
+                                                 jit::device_traits(target.ordinal).multiprocessors);
+        if (grid.units > 0)
+            launch<DecodeCodes>(config, {grid.args, step}, {grid.blocks, 1, 1}, target, explain_code_step(grid));
     }
 };
 

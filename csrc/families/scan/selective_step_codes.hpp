@@ -59,10 +59,10 @@ struct SelectiveStepCodes {
         const auto by_column = [&](const SelectiveStepArgs::ByColumn& columns) {
             return Args::Heads{const_cast<void*>(columns.values.data), columns.sequence / bytes, columns.group / bytes};
         };
-        const gdn::CodeStepUnits units =
-            gdn::code_step_units(config, step.sequences, step.heads, step.dim, step.group_rows / step.dim,
+        const gdn::CodeStepGrid grid =
+            gdn::code_step_grid(config, step.sequences, step.heads, step.dim, step.group_rows / step.dim,
                                  jit::device_traits(target.ordinal).multiprocessors);
-        const Args args{units,
+        const Args args{grid.args,
                         {.query = by_column(step.C),
                          .key = by_column(step.B),
                          .value = by_row(step.x),
@@ -88,7 +88,7 @@ struct SelectiveStepCodes {
                         step.A_head,
                         step.softplus,
                         step.discretization == Discretization::dirac};
-        launch<SelectiveStepCodes>(config, args, gdn::code_step_blocks(units), target, gdn::explain_code_step(units));
+        launch<SelectiveStepCodes>(config, args, {grid.blocks, 1, 1}, target, gdn::explain_code_step(grid));
     }
 };
 

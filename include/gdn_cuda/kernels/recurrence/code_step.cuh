@@ -24,12 +24,9 @@ struct CodesUnit {
 
     __device__ __forceinline__ CodesUnit(const CodeStepUnits& args, int unit)
         : sequence(unit / args.columns), column(unit % args.columns) {}
-    // The warp's next one.
     __device__ __forceinline__ void advance(const CodeStepUnits& args) {
-        sequence += args.sequences_ahead;
-        column += args.columns_ahead;
-        if (column < args.columns) return;
-        column -= args.columns;
+        if (++column < args.columns) return;
+        column = 0;
         ++sequence;
     }
     __device__ __forceinline__ int head(const CodeStepUnits& args) const { return column >> args.part_bits; }
@@ -188,10 +185,11 @@ __device__ __forceinline__ void step_codes(const Args& args) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 
     wait_on_dependent_grids();
-    // Units of a block are as far apart as blocks are, so that all multiprocessors have as many.
-    const int first = static_cast<int>(warp * gridDim.x + blockIdx.x);
-    if (first >= args.units) return;
-    int units = (args.units - first + args.warps - 1) / args.warps;
+    // Warps of a block are as far apart as blocks are, so that all multiprocessors have as many that take one unit more.
+    const int number = static_cast<int>(warp * gridDim.x + blockIdx.x);
+    const int first = number * args.per_warp + min(number, args.longer);
+    int units = args.per_warp + (number < args.longer ? 1 : 0);
+    if (units == 0) return;
     CodesUnit<kConfig> place(args, first);
 
     const auto copy_token = [&](const CodesUnit<kConfig>& unit, unsigned to) {
@@ -214,12 +212,15 @@ __device__ __forceinline__ void step_codes(const Args& args) {
     for (int i = 0; i < kConfig.stages; ++i) fetch();
 
     // A constant as an operand of __byte_perm would take the place of its selector, which then is in a register.
-    const unsigned never = static_cast<unsigned>(args.units < 0);
+    const unsigned never = static_cast<unsigned>(args.columns < 0);
     const CodeUpdate update{kCodeExponent - never, CodeUpdate::kPairExponents - never};
     unsigned stage = 0, parity = 0;
+    CodesToken<kConfig> token;
+    int made_head = -1, made_sequence = -1;
 #pragma unroll 1
     for (; units > 0; --units, parity ^= 1) {
-        const int sequence = place.sequence, head = place.head(args), first_row = place.first_row(args);
+        const int sequence = place.sequence, head = place.head(args), key_head = place.key_head(args),
+                  first_row = place.first_row(args);
         const i64 slot = place.slot(step);
         Rule rule;
         rule.load(args, sequence, head);
@@ -241,8 +242,9 @@ __device__ __forceinline__ void step_codes(const Args& args) {
         else
             cp_async_wait<0>();
         __syncwarp();
-        CodesToken<kConfig> token;
-        token.make(shared.operand, shared.tokens[parity], step);
+        // Heads of a key need it once.
+        if (key_head != made_head || sequence != made_sequence) token.make(shared.operand, shared.tokens[parity], step);
+        made_head = key_head, made_sequence = sequence;
         rule.finish(args, token.scalars);
         const TokenScalars& scalars = token.scalars;
         const bool kept = !resets(scalars);

@@ -47,14 +47,14 @@ struct CodeStepSharedPlan {
     Warp warps[CodeStepConfig::kWarps];
 };
 
-// Warps take parts of heads in turn: `units` of them, `columns` of each sequence, which are heads times parts.
+// Warps take parts of heads: `units` of them, `columns` of each sequence, which are heads times parts. A warp's are adjacent, as
+// many heads have a key.
 struct CodeStepUnits {
-    int units, columns;
-    int tiles;                           // in a part of a head
-    int part_bits;                       // a head has 2^part_bits parts
-    int warps;                           // in the grid
-    int sequences_ahead, columns_ahead;  // from a warp's unit to its next one
-    unsigned key_inverse;                // 2^32 / heads of a key, rounded up, or 0 for 1
+    int columns;
+    int tiles;             // in a part of a head
+    int part_bits;         // a head has 2^part_bits parts
+    int per_warp, longer;  // units of a warp; so many warps have one more
+    unsigned key_inverse;  // 2^32 / heads of a key, rounded up, or 0 for 1
 };
 
 }  // namespace gdn_cuda::gdn
