@@ -136,103 +136,142 @@ struct ReplayCodes {
         }
     }
 
-    // Adds the accepted tokens to the state, and writes it.
+    // Adds the accepted tokens to the state, and writes it: by products of 8 entries, if all is finite. Weights of entries that a
+    // reset hides are 0.
     __device__ __forceinline__ void fold(const ReplayStepSharedPlan<kConfig>& shared, const ReplayStepArgs& args,
                                          const ReplayPlace<kConfig>& place) const {
+        constexpr bool kFits = kConfig.states <= 128 || kConfig.tokens > 1;  // in registers
+        if constexpr (kFits)
+            if (is_finite(shared, args, place)) return fold_by<true>(shared, args, place);
+        fold_by<false>(shared, args, place);
+    }
+
+  private:
+    static constexpr unsigned kTf32Bits = 0xffffe000u;
+
+    // What two rows take from the entries.
+    struct FoldRows {
         using Io = Storage<kConfig.io>;
-        const int row_of_weights = place.fold_row(args), entries = place.length + place.stored,
-                  first_entry = args.verifies() ? place.length : 0;
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-            if (first_of(tile) >= place.rows) break;
-            int row[2], first_stored[2], first_new[2];
-            float state_decay[2];
-            const float* weights[2];
+        const ReplayStepSharedPlan<kConfig>& shared;
+        int row[2], first_stored[2], first_new[2];
+        float state_decay[2];
+        const float* weights[2];
+
+        __device__ __forceinline__ FoldRows(const ReplayStepSharedPlan<kConfig>& shared, const ReplayStepArgs& args,
+                                            const ReplayPlace<kConfig>& place, int upper, int lower)
+            : shared(shared), row{upper, lower} {
+            const int row_of_weights = place.fold_row(args);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                row[half] = min(row_of(tile, half), place.rows - 1);
+                row[half] = min(row[half], place.rows - 1);
                 const int head = place.channel_of(args, row[half]).head;
                 const auto past = shared.past[head][row_of_weights];
                 first_stored[half] = place.length + past.first_stored, first_new[half] = past.first_new;
                 state_decay[half] = past.state_decay;
                 weights[half] = shared.weights[head][row_of_weights];
             }
+        }
+        __device__ __forceinline__ bool counts(const ReplayPlace<kConfig>& place, int entry, int half) const {
+            return entry >= (entry < place.length ? first_new[half] : first_stored[half]);
+        }
+        __device__ __forceinline__ float weighted(int entry, int half) const {
+            return weights[half][entry] * to_float(reinterpret_cast<const Io*>(shared.x[entry].bytes)[row[half]]);
+        }
+    };
+    __device__ __forceinline__ static int first_entry(const ReplayStepArgs& args, const ReplayPlace<kConfig>& place) {
+        return args.verifies() ? place.length : 0;
+    }
+    // The whole warp: of its rows, and of all columns.
+    __device__ __forceinline__ bool is_finite(const ReplayStepSharedPlan<kConfig>& shared, const ReplayStepArgs& args,
+                                              const ReplayPlace<kConfig>& place) const {
+        const int entries = place.length + place.stored, first = first_entry(args, place);
+        float zero = 0.f;  // NaN, if anything is not finite
+#pragma unroll 1
+        for (int entry = first; entry < entries; ++entry)
+#pragma unroll 1
+            for (int n = 2 * lane; n < args.states; n += 64) {
+                const float2 pair = unpack<kConfig.io>(*reinterpret_cast<const unsigned*>(shared.B[entry].bytes + 2 * n));
+                zero = fmaf(pair.x, 0.f, fmaf(pair.y, 0.f, zero));
+            }
+#pragma unroll 1
+        for (int tile = 0; tile < kTiles && first_of(tile) < place.rows; ++tile) {
+            const FoldRows rows(shared, args, place, row_of(tile, 0), row_of(tile, 1));
+#pragma unroll 1
+            for (int entry = first + t; entry < entries; entry += kLanes)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    zero = fmaf(rows.weighted(entry, half), 0.f, zero);
+        }
+        return __all_sync(0xffffffffu, zero == 0.f);
+    }
+    template <bool kProducts>
+    __device__ __forceinline__ void fold_by(const ReplayStepSharedPlan<kConfig>& shared, const ReplayStepArgs& args,
+                                            const ReplayPlace<kConfig>& place) const {
+        using Io = Storage<kConfig.io>;
+        const int entries = place.length + place.stored, first = first_entry(args, place);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+            if (first_of(tile) >= place.rows) break;
+            const FoldRows rows(shared, args, place, row_of(tile, 0), row_of(tile, 1));
 #pragma unroll
             for (int i = 0; i < kGroups; ++i) {
                 if (i >= groups) break;
                 float wide[2][kColumns];
-                const auto decay = [&] {
 #pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        const float own = scale_of(tile, half, i),
-                                    scale = state_decay[half] == 0.f ? 0.f : state_decay[half] * own;
-                        const uint2 bits = codes[tile][half][i].bits;
-                        const unsigned words[2] = {gdn::bias_codes(bits.x), gdn::bias_codes(bits.y)};
+                for (int half = 0; half < 2; ++half) {
+                    const float decay = rows.state_decay[half], own = scale_of(tile, half, i),
+                                scale = decay == 0.f ? 0.f : decay * own;
+                    const uint2 bits = codes[tile][half][i].bits;
+                    const unsigned words[2] = {gdn::bias_codes(opaque(bits.x)), gdn::bias_codes(opaque(bits.y))};
 #pragma unroll
-                        for (int j = 0; j < kColumns; ++j) wide[half][j] = scale * gdn::code_of(words[j / 4], j % 4);
-                    }
-                };
-                const auto weighted = [&](int entry, int half) {
-                    const bool counts = entry >= (entry < place.length ? first_new[half] : first_stored[half]);
-                    const float x = to_float(reinterpret_cast<const Io*>(shared.x[entry].bytes)[row[half]]);
-                    return counts ? weights[half][entry] * x : 0.f;
-                };
+                    for (int j = 0; j < kColumns; ++j) wide[half][j] = scale * gdn::code_of(words[j / 4], j % 4);
+                }
                 const auto columns = [&](int entry) {
                     return reinterpret_cast<const Io*>(shared.B[entry].bytes) + i * gdn::kCodeGroup;
                 };
-                decay();
-                // 8 entries at a time by tf32 products, whose columns are in the order of the codes. 0 times infinity would
-                // show what a reset hides.
-                bool finite = true;
+                if constexpr (kProducts) {
 #pragma unroll 1
-                for (int first = first_entry; first < entries; first += 8) {
-                    unsigned high[4], low[4];
+                    for (int entry = first + t; entry < entries + t; entry += 8) {
+                        unsigned high[4], low[4];
 #pragma unroll
-                    for (int k = 0; k < 4; ++k) {
-                        const int entry = first + t + k / 2 * 4;
-                        const float x = entry < entries ? weighted(entry, k % 2) : 0.f;
-                        high[k] = __float_as_uint(x) & kTf32Bits;
-                        low[k] = __float_as_uint(x - __uint_as_float(high[k]));
-                        finite = finite && fabsf(x) <= kLargest;
-                    }
-#pragma unroll
-                    for (int j = 0; j < kColumns / 2; ++j) {
-                        float b[2];
-#pragma unroll
-                        for (int k = 0; k < 2; ++k) {
-                            const int entry = first + t + 4 * k;
-                            b[k] = entry < entries ? to_float(columns(entry)[g / 2 * kColumns + 2 * j + g % 2]) : 0.f;
-                            finite = finite && fabsf(b[k]) <= kLargest;
+                        for (int k = 0; k < 4; ++k) {
+                            const int at = entry + k / 2 * 4;
+                            const float x = at < entries ? rows.weighted(at, k % 2) : 0.f;
+                            high[k] = __float_as_uint(x) & kTf32Bits;
+                            low[k] = __float_as_uint(x - __uint_as_float(high[k]));
                         }
-                        float sums[4] = {wide[0][2 * j], wide[0][2 * j + 1], wide[1][2 * j], wide[1][2 * j + 1]};
-                        mma_m16n8k8_tf32(sums, low, __float_as_uint(b[0]), __float_as_uint(b[1]));
-                        mma_m16n8k8_tf32(sums, high, __float_as_uint(b[0]), __float_as_uint(b[1]));
-                        wide[0][2 * j] = sums[0], wide[0][2 * j + 1] = sums[1];
-                        wide[1][2 * j] = sums[2], wide[1][2 * j + 1] = sums[3];
+                        // Column g of a product is one that the lane of the same number has of its codes.
+                        const int column = g / 2 * kColumns + g % 2;
+#pragma unroll
+                        for (int j = 0; j < kColumns; j += 2) {
+                            const unsigned b[2] = {
+                                entry < entries ? __float_as_uint(to_float(columns(entry)[column + j])) : 0,
+                                entry + 4 < entries ? __float_as_uint(to_float(columns(entry + 4)[column + j])) : 0};
+                            float sums[4] = {wide[0][j], wide[0][j + 1], wide[1][j], wide[1][j + 1]};
+                            mma_m16n8k8_tf32(sums, low, b[0], b[1]);
+                            mma_m16n8k8_tf32(sums, high, b[0], b[1]);
+                            wide[0][j] = sums[0], wide[0][j + 1] = sums[1], wide[1][j] = sums[2], wide[1][j + 1] = sums[3];
+                        }
                     }
-                }
-                if (!__all_sync(0xffffffffu, finite)) {
-                    decay();
+                } else {
 #pragma unroll 1
-                    for (int entry = first_entry; entry < entries; ++entry)
+                    for (int entry = first; entry < entries; ++entry) {
+                        Vector<Io, kColumns, true> B;
+                        B.load(columns(entry) + t * kColumns);
 #pragma unroll
                         for (int half = 0; half < 2; ++half) {
-                            if (entry < (entry < place.length ? first_new[half] : first_stored[half])) continue;
+                            if (!rows.counts(place, entry, half)) continue;
+                            const float weighted = rows.weighted(entry, half);
 #pragma unroll
-                            for (int j = 0; j < kColumns; ++j)
-                                wide[half][j] =
-                                    fmaf(weighted(entry, half), to_float(columns(entry)[t * kColumns + j]), wide[half][j]);
+                            for (int j = 0; j < kColumns; ++j) wide[half][j] = fmaf(weighted, B[j], wide[half][j]);
                         }
+                    }
                 }
 #pragma unroll
-                for (int half = 0; half < 2; ++half) store(wide[half], i, row[half], row_of(tile, half) < place.rows);
+                for (int half = 0; half < 2; ++half) store(wide[half], i, rows.row[half], row_of(tile, half) < place.rows);
             }
         }
     }
-
-  private:
-    static constexpr unsigned kTf32Bits = 0xffffe000u;
-    static constexpr float kLargest = 0x1.fffffep+127f;
 
     __device__ __forceinline__ float scale_of(int tile, int half, int group) const {
         return __shfl_sync(0xffffffffu, scales[tile][half][group / kLanes], (lane & ~(kLanes - 1)) | group % kLanes);

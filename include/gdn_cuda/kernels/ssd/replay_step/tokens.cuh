@@ -99,8 +99,8 @@ __device__ __forceinline__ void store_weights(ReplayStepSharedPlan<kConfig>& sha
     const auto store = [&](int row, int tokens, float new_decay, float stored_decay, float state_decay) {
         const int first_new = after_last(lane < tokens && new_decay == 0.f),
                   first_stored = after_last(is_stored && stored_decay == 0.f);
-        if (lane < tokens) weights[row][lane] = new_decay * delta;
-        if (is_stored) weights[row][place.length + lane] = stored_decay * stored_delta;
+        if (lane < tokens) weights[row][lane] = lane < first_new ? 0.f : new_decay * delta;
+        if (is_stored) weights[row][place.length + lane] = lane < first_stored ? 0.f : stored_decay * stored_delta;
         if (lane == 0) past[row] = {state_decay, first_stored, first_new};
     };
     float since_start = 0.f, since_token = 0.f;  // sums up to the current new token
