@@ -24,7 +24,8 @@ def as_in_a_layer(x: Call, dim: int) -> Call:
 
 
 def many(device: Device, seed: int, dim: int = 32, io: torch.dtype = BF16, bare: bool = False, **form: int) -> Call:
-    heads, batch = device.size((4, 25), (48, 70))
+    """So many rows that each multiprocessor has 12 heads of 128."""
+    heads, batch = device.size((4, 25), (48, 34 * 128 // dim))
     return drawn(seed, 128, heads=heads, dim=dim, batch=batch, io=io, bare=bare, **form)
 
 
