@@ -125,11 +125,11 @@ template <CodeStepConfig kConfig>
 struct CodesToken {
     using Io = Storage<kConfig.io>;
     using Products = CodeProducts<kConfig.head_k>;
-    CodeKey key[Products::kVectors];
+    float units[Products::kVectors];  // of the key's pairs
     TokenScalars scalars;
 
     // The warp syncs before and after.
-    __device__ __forceinline__ void make(CodeOperand<kConfig.head_k>& operand, const auto& token, const auto& step) {
+    __device__ __forceinline__ void make(auto& shared, const auto& token, const auto& step) {
         constexpr int kMade = Products::kMade;
         const Io *const keys = reinterpret_cast<const Io*>(token.key), *const queries =
                                                                            reinterpret_cast<const Io*>(token.query);
@@ -143,8 +143,8 @@ struct CodesToken {
             query_square = fmaf(q[i], q[i], query_square);
             query_key = fmaf(q[i], k[i], query_key);
         }
-        Products::make(operand, k, false);
-        Products::make(operand, q, true);
+        Products::make(shared.operand, k, false);
+        Products::make(shared.operand, q, true);
         scalars.key_scale = 1.f;
         scalars.query_scale = step.scale;
         if (step.qk_norm) {
@@ -162,7 +162,7 @@ struct CodesToken {
 #pragma unroll
                 for (int j = 0; j < 8; ++j) own[8 * half + j] = eight[j];
             }
-            key[i].make(own);
+            units[i] = CodeKey::make(shared.key_pairs[i], own);
         }
     }
 };
@@ -212,11 +212,10 @@ __device__ __forceinline__ void step_codes(const Args& args) {
     for (int i = 0; i < kConfig.stages; ++i) fetch();
 
     // A constant as an operand of __byte_perm would take the place of its selector, which then is in a register.
-    const unsigned never = static_cast<unsigned>(args.columns < 0);
-    const CodeUpdate update{kCodeExponent - never, CodeUpdate::kPairExponents - never};
+    const CodeUpdate update{CodeUpdate::kPairExponents - static_cast<unsigned>(args.columns < 0)};
     unsigned stage = 0, parity = 0;
     CodesToken<kConfig> token;
-    int made_head = -1, made_sequence = -1;
+    int made = -1;  // the key that `token` is of
 #pragma unroll 1
     for (; units > 0; --units, parity ^= 1) {
         const int sequence = place.sequence, head = place.head(args), key_head = place.key_head(args),
@@ -243,8 +242,10 @@ __device__ __forceinline__ void step_codes(const Args& args) {
             cp_async_wait<0>();
         __syncwarp();
         // Heads of a key need it once.
-        if (key_head != made_head || sequence != made_sequence) token.make(shared.operand, shared.tokens[parity], step);
-        made_head = key_head, made_sequence = sequence;
+        if (const int key = sequence * args.columns + key_head; key != made) {
+            made = key;
+            token.make(shared, shared.tokens[parity], step);
+        }
         rule.finish(args, token.scalars);
         const TokenScalars& scalars = token.scalars;
         const bool kept = !resets(scalars);
@@ -298,7 +299,7 @@ __device__ __forceinline__ void step_codes(const Args& args) {
                 float own[2];
 #pragma unroll
                 for (int r = 0; r < 2; ++r) own[r] = scalars.decay * (t < 2 ? scales[r][2 * i] : scales[r][2 * i + 1]);
-                update(codes[0][i], codes[1][i], own, updates, token.key[i]);
+                update(codes[0][i], codes[1][i], own, updates, CodeKey(shared.key_pairs[i], token.units[i]));
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     if (t % 2 == 0) scales_at[8 * r * kGroups + 2 * i] = own[r];
