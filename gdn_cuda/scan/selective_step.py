@@ -573,12 +573,12 @@ def _sanitized_tied() -> None:
 def _sanitized_codes() -> None:
     for (batch, heads, dim), dtype in product(((30, 32, 64), (5, 96, 16), (3, 2, 256)), (torch.bfloat16, torch.float16)):
         pool, scales = convert_states(draw(8, heads, dim, 128), torch.int8)
-        columns = [draw(batch, 2, 128, dtype=dtype) for _ in range(2)]
-        tokens = [draw(batch, heads, dim, dtype=dtype) for _ in range(2)]
-        rows = draw(batch, heads).abs(), -draw(heads).abs()
+        B, C = (draw(batch, 2, 128, dtype=dtype) for _ in range(2))
+        y, z = (draw(batch, heads, dim, dtype=dtype) for _ in range(2))
+        dt, A, D = draw(batch, heads).abs(), -draw(heads).abs(), draw(heads)
         for slots in (hostile_indices(batch), None)[: 2 if batch <= 8 else 1]:
             more = {"state_batch_indices": slots, "null_slot": 3} if slots is not None else {}
-            selective_state_update(pool, tokens[0], *rows, *columns, draw(heads), tokens[1], state_scales=scales, **more)
+            selective_state_update(pool, y, dt, A, B, C, D, z, state_scales=scales, **more)
 
 
 def _sanitized_call(state: torch.dtype, N: int, discretization: str, tokens: int | None, batch: int, **given: Any) -> None:

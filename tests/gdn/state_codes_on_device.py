@@ -38,7 +38,7 @@ def coded(states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_rounded(codes: Tensor, scales: Tensor, expected: Tensor, *, pairs: bool = False) -> bool:
-    """Whether codes and scales are those of `expected` within fp32's errors: half a step, and the scale of the largest. `pairs`:
+    """Whether codes and scales are those of `expected` within fp32's errors: half a step, scales of the largest. `pairs`:
     within those of an update in pairs of fp16, a tenth of a step more."""
     groups = expected.double().reshape(*expected.shape[:-1], -1, GROUP)
     wanted = groups.abs().amax(-1) / 127

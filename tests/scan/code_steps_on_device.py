@@ -88,7 +88,9 @@ def test_hostile_states(device: Device, seed: int) -> None:
     groups = states.unflatten(-1, (-1, 32))
     finite = groups.isfinite().all(-1) & (groups.abs().amax(-1) < 3.4e38)
     found = read(after["state"], after["state_scales"]).unflatten(-1, (-1, 32))
-    assert is_rounded(after["state"].unflatten(-1, (-1, 32))[finite], after["state_scales"][finite][:, None], groups[finite], pairs=True)
+    assert is_rounded(
+        after["state"].unflatten(-1, (-1, 32))[finite], after["state_scales"][finite][:, None], groups[finite], pairs=True
+    )
     infinite = groups.isinf() & ~groups.isnan().any(-1, keepdim=True)
     assert bool(infinite.any()) and bool((found[infinite].abs() > 3.39e38).all())
     assert torch.equal(after["state_scales"].isnan(), groups.isnan().any(-1)) and bool(after["state_scales"].isnan().any())
@@ -130,7 +132,7 @@ def test_many_tokens_are_close_to_float32_states(device: Device, seed: int) -> N
     for t in range(device.size(6, 48)):
         token = many(device, seed + t + 1, 16, bare=True)
         token = {name: moved(y, device) for name, y in token.items()} | {"A": moved(x["A"] * 0.05, device)}
-        for name, (state, scales) in states.items():
+        for state, scales in states.values():
             with device.kernels(MULTIPROCESSORS):
                 selective_state_update(**token | {"state": state, "state_scales": scales})
     found = {name: (read(*states[name]) if name == "int8" else states[name][0]).cpu().double() for name in names}

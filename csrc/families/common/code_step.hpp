@@ -33,7 +33,8 @@ inline CodeStepGrid code_step_grid(const CodeStepConfig& config, i64 sequences, 
     while (tiles % (2 << bits) == 0 && (all << (bits + 1)) <= most_warps) ++bits;
     const i64 units = all << bits, blocks = std::max(ceil_div(std::min(most_warps, units), kWarps), i64{1});
     const i64 warps = blocks * kWarps;
-    return {units, blocks,
+    return {units,
+            blocks,
             {.columns = heads << bits,
              .tiles = tiles >> bits,
              .part_bits = bits,

@@ -23,8 +23,7 @@ inline constexpr std::array kDecodeCodesConfigurations{
 
 // Nothing where gdn/decode computes the step: it is faster for few heads, and takes any alignment.
 inline std::optional<CodeStepConfig> decode_codes_config(const DecodeProblem& problem, const DecodeArgs& args,
-                                                            int multiprocessors,
-                                                            WantedSwitch wanted = WantedSwitch::automatic) {
+                                                         int multiprocessors, WantedSwitch wanted = WantedSwitch::automatic) {
     const auto aligned = [](const void* data, i64 bytes, i64 more = 0) {
         return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(bytes | more)) % 16 == 0;
     };
@@ -43,9 +42,7 @@ struct DecodeCodes {
 
     static std::span<const Config> configurations() { return kDecodeCodesConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int shared_bytes(const Config& config) {
-        return plan_bytes<kDecodeCodesConfigurations, CodeStepSharedPlan>(config);
-    }
+    static int shared_bytes(const Config& config) { return plan_bytes<kDecodeCodesConfigurations, CodeStepSharedPlan>(config); }
 
     static void run(const Config& config, const DecodeProblem& problem, const DecodeArgs& step, const Target& target) {
         const CodeStepGrid grid = code_step_grid(config, problem.sequences, problem.heads, problem.dv, step.heads_per_key,

@@ -17,8 +17,8 @@ inline constexpr std::array kCodeSteps{
 
 struct SelectiveStepCodes {
     GDN_KERNEL(SelectiveStepCodes, scan, selective_step_codes, CodeStepConfig, SelectiveCodesArgs,
-               "a token of every sequence of Mamba-2's scan, int8 states updated in place: many sequences", .uses_cutlass = true,
-               .starts_early = true);
+               "a token of every sequence of Mamba-2's scan, int8 states updated in place: many sequences",
+               .uses_cutlass = true, .starts_early = true);
 
     static std::span<const Config> configurations() { return kCodeSteps; }
     static int threads(const Config& config) { return config.threads(); }
@@ -40,11 +40,10 @@ struct SelectiveStepCodes {
         };
         const bool fits = args.scales != nullptr && args.tokens == 1 && args.columns == 128 && args.in_place && args.tied &&
                           bytes_of(io) == 2 && args.dim % CodeStepConfig::kTileRows == 0 &&
-                          args.dim <= kCodeSteps[0].most_rows() &&
-                          args.group_rows % args.dim == 0 && by_row(args.x) && by_row(args.out) &&
-                          (args.z.values.data == nullptr || by_row(args.z)) && by_column(args.B) && by_column(args.C) &&
-                          args.delta_a.values.data == nullptr && args.delta.d == 0 && args.bias.d == 0 && args.D.d == 0 &&
-                          args.A_d == 0 && aligned(args.scales, 4 * args.scales_slot) &&
+                          args.dim <= kCodeSteps[0].most_rows() && args.group_rows % args.dim == 0 && by_row(args.x) &&
+                          by_row(args.out) && (args.z.values.data == nullptr || by_row(args.z)) && by_column(args.B) &&
+                          by_column(args.C) && args.delta_a.values.data == nullptr && args.delta.d == 0 && args.bias.d == 0 &&
+                          args.D.d == 0 && args.A_d == 0 && aligned(args.scales, 4 * args.scales_slot) &&
                           (args.discretization == Discretization::mamba || args.discretization == Discretization::dirac);
         if (!fits || wanted == gdn::WantedSwitch::never) return false;
         return wanted == gdn::WantedSwitch::always ||
@@ -62,7 +61,7 @@ struct SelectiveStepCodes {
         };
         const gdn::CodeStepGrid grid =
             gdn::code_step_grid(config, step.sequences, step.heads, step.dim, step.group_rows / step.dim,
-                                 jit::device_traits(target.ordinal).multiprocessors);
+                                jit::device_traits(target.ordinal).multiprocessors);
         const Args args{grid.args,
                         {.query = by_column(step.C),
                          .key = by_column(step.B),

@@ -72,8 +72,8 @@ struct CodesFetch {
     const signed char* codes;
     const float* scales;  // of rows g and g + 8, for lanes t = 0 and 1
 
-    __device__ __forceinline__ CodesFetch(typename Shared::Warp& shared, const Args& args,
-                                          const CodesUnit<kConfig>& first, int count)
+    __device__ __forceinline__ CodesFetch(typename Shared::Warp& shared, const Args& args, const CodesUnit<kConfig>& first,
+                                          int count)
         : shared(shared), args(args), next(first), tile(0), units(count) {
         next_slot = slot_of_next();
         begin();
@@ -285,8 +285,7 @@ __device__ __forceinline__ void step_codes(const Args& args) {
             Products::multiply(sums, shared.operand, codes, scales);
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const float value = to_float(values[8 * r]),
-                            with_key = __shfl_sync(0xffffffffu, sums[r], 0, 4) * key_scale,
+                const float value = to_float(values[8 * r]), with_key = __shfl_sync(0xffffffffu, sums[r], 0, 4) * key_scale,
                             correction = rule.correction(scalars, value, with_key);
                 if (t == 2)
                     output_at[8 * r] =

@@ -48,8 +48,8 @@ struct CodeStepSharedPlan {
     Warp warps[CodeStepConfig::kWarps];
 };
 
-// Warps take parts of heads: `units` of them, `columns` of each sequence, which are heads times parts. A warp's are adjacent, as
-// many heads have a key.
+// Warps take parts of heads: `units` of them, `columns` of each sequence, which are heads times parts. A warp's are adjacent,
+// as many heads have a key.
 struct CodeStepUnits {
     int columns;
     int tiles;             // in a part of a head

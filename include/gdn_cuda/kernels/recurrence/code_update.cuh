@@ -2,7 +2,7 @@
 //
 // A group is in a unit that follows its state and its update: that of its decayed scale, in which codes are exact, or, where
 // the update is 2^13 times larger, so much of that. Sums of codes and updates are rounded to fp16, 1/16 of a step at most, and
-// then to codes. Groups with numbers that are not finite, are subnormal, or zero altogether take fp32.
+// then to codes. Where any group of a warp is beyond 2^100, not finite, or below 2^-100 altogether, it takes fp32.
 #pragma once
 
 #include <gdn_cuda/kernels/recurrence/code_pairs.cuh>
@@ -95,8 +95,8 @@ struct CodeUpdate {
             const auto& words = r == 0 ? upper : lower;
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const unsigned biased = bias_codes(words[j]), pairs[2] = {__byte_perm(biased, exponents, 0x4140),
-                                                                          __byte_perm(biased, exponents, 0x4342)};
+                const unsigned biased = bias_codes(words[j]),
+                               pairs[2] = {__byte_perm(biased, exponents, 0x4140), __byte_perm(biased, exponents, 0x4342)};
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     x[r][2 * j + i] = multiply_add_pairs(adds, keys[2 * j + i], multiply_add_pairs(pairs[i], keeps, bias));
@@ -118,7 +118,7 @@ struct CodeUpdate {
 #pragma unroll
             for (int j = 0; j < 4; ++j)
                 words[j] = __byte_perm(multiply_add_pairs(x[r][2 * j], inverse, kMagic),
-                                                          multiply_add_pairs(x[r][2 * j + 1], inverse, kMagic), 0x6420);
+                                       multiply_add_pairs(x[r][2 * j + 1], inverse, kMagic), 0x6420);
         }
     }
     // Rarely taken.

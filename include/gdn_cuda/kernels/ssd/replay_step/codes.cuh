@@ -136,8 +136,8 @@ struct ReplayCodes {
         }
     }
 
-    // Adds the accepted tokens to the state, and writes it: by products of 8 entries, if all is finite. Weights of entries that a
-    // reset hides are 0.
+    // Adds the accepted tokens to the state, and writes it: by products of 8 entries, if all is finite. Weights of entries that
+    // a reset hides are 0.
     __device__ __forceinline__ void fold(const ReplayStepSharedPlan<kConfig>& shared, const ReplayStepArgs& args,
                                          const ReplayPlace<kConfig>& place) const {
         constexpr bool kFits = kConfig.states <= 128 || kConfig.tokens > 1;  // in registers
@@ -199,8 +199,7 @@ struct ReplayCodes {
 #pragma unroll 1
             for (int entry = first + t; entry < entries; entry += kLanes)
 #pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    zero = fmaf(rows.weighted(entry, half), 0.f, zero);
+                for (int half = 0; half < 2; ++half) zero = fmaf(rows.weighted(entry, half), 0.f, zero);
         }
         return __all_sync(0xffffffffu, zero == 0.f);
     }
