@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <gdn_cuda/kernels/gdn/decode_codes/plan.cuh>
 #include <optional>
 #include <string>
@@ -18,8 +17,10 @@ namespace gdn_cuda::gdn {
 
 inline constexpr std::array kDecodeCodesConfigurations{
     CodeStepConfig{.head_k = 128, .io = DType::bf16, .stages = 3, .blocks = 4, .gated = false},
-    CodeStepConfig{.head_k = 128, .io = DType::f16, .stages = 3, .blocks = 4, .gated = false},
-    CodeStepConfig{.head_k = 128, .io = DType::bf16, .stages = 3, .blocks = 5, .gated = false}};
+    CodeStepConfig{.head_k = 128, .io = DType::f16, .stages = 3, .blocks = 4, .gated = false}};
+
+// Fewer heads leave most warps without a second one to load.
+inline constexpr i64 kDecodeCodesHeadsPerMultiprocessor = 12;
 
 // Nothing where gdn/decode computes the step: it is faster for few heads, and takes any alignment.
 inline std::optional<CodeStepConfig> decode_codes_config(const DecodeProblem& problem, const DecodeArgs& args,
@@ -27,12 +28,12 @@ inline std::optional<CodeStepConfig> decode_codes_config(const DecodeProblem& pr
     const auto aligned = [](const void* data, i64 bytes, i64 more = 0) {
         return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(bytes | more)) % 16 == 0;
     };
-    const bool is_many = has_many_codes(problem.sequences * problem.heads, multiprocessors);
+    const bool is_many = problem.sequences * problem.heads >= kDecodeCodesHeadsPerMultiprocessor * multiprocessors;
     const bool fits = problem.state == DType::i8 && problem.fused_gates && !problem.channel_gates && problem.dk == 128 &&
                       problem.dv % CodeStepConfig::kTileRows == 0 && aligned(args.scales_in, 4 * args.scales_in_slot) &&
                       aligned(args.value.data, 2 * args.value.sequence, 2 * args.value.head);
     if (!fits || wanted == WantedSwitch::never || (wanted == WantedSwitch::automatic && !is_many)) return {};
-    return kDecodeCodesConfigurations[problem.io == DType::bf16 ? (std::getenv("GDN_TRY") ? 2 : 0) : 1];
+    return kDecodeCodesConfigurations[problem.io == DType::bf16 ? 0 : 1];
 }
 
 struct DecodeCodes {
@@ -45,10 +46,10 @@ struct DecodeCodes {
     static int shared_bytes(const Config& config) { return plan_bytes<kDecodeCodesConfigurations, CodeStepSharedPlan>(config); }
 
     static void run(const Config& config, const DecodeProblem& problem, const DecodeArgs& step, const Target& target) {
-        const CodeStepGrid grid = code_step_grid(config, problem.sequences, problem.heads, problem.dv, step.heads_per_key,
-                                                 jit::device_traits(target.ordinal).multiprocessors);
-        if (grid.units > 0)
-            launch<DecodeCodes>(config, {grid.args, step}, {grid.blocks, 1, 1}, target, explain_code_step(grid));
+        const CodeStepUnits units = code_step_units(config, problem.sequences, problem.heads, problem.dv, step.heads_per_key,
+                                                    jit::device_traits(target.ordinal).multiprocessors);
+        if (units.units > 0)
+            launch<DecodeCodes>(config, {units, step}, code_step_blocks(units), target, explain_code_step(units));
     }
 };
 

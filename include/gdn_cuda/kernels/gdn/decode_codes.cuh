@@ -21,7 +21,7 @@ struct DeltaRule {
         raw.finish(args.step, forms, to);
     }
     __device__ __forceinline__ float correction(const TokenScalars& token, float value, float with_key) const {
-        return token.beta * (value - with_key);
+        return token.beta * (value - token.decay * with_key);
     }
     __device__ __forceinline__ float output(const DecodeCodesArgs&, float y, float, const auto&) const { return y; }
 };

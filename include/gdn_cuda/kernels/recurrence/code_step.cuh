@@ -24,9 +24,12 @@ struct CodesUnit {
 
     __device__ __forceinline__ CodesUnit(const CodeStepUnits& args, int unit)
         : sequence(unit / args.columns), column(unit % args.columns) {}
+    // The warp's next one.
     __device__ __forceinline__ void advance(const CodeStepUnits& args) {
-        if (++column < args.columns) return;
-        column = 0;
+        sequence += args.sequences_ahead;
+        column += args.columns_ahead;
+        if (column < args.columns) return;
+        column -= args.columns;
         ++sequence;
     }
     __device__ __forceinline__ int head(const CodeStepUnits& args) const { return column >> args.part_bits; }
@@ -125,11 +128,11 @@ template <CodeStepConfig kConfig>
 struct CodesToken {
     using Io = Storage<kConfig.io>;
     using Products = CodeProducts<kConfig.head_k>;
-    float units[Products::kVectors];  // of the key's pairs
+    CodeKey key[Products::kVectors];
     TokenScalars scalars;
 
     // The warp syncs before and after.
-    __device__ __forceinline__ void make(auto& shared, const auto& token, const auto& step) {
+    __device__ __forceinline__ void make(CodeOperand<kConfig.head_k>& operand, const auto& token, const auto& step) {
         constexpr int kMade = Products::kMade;
         const Io *const keys = reinterpret_cast<const Io*>(token.key), *const queries =
                                                                            reinterpret_cast<const Io*>(token.query);
@@ -143,8 +146,8 @@ struct CodesToken {
             query_square = fmaf(q[i], q[i], query_square);
             query_key = fmaf(q[i], k[i], query_key);
         }
-        Products::make(shared.operand, k, false);
-        Products::make(shared.operand, q, true);
+        Products::make(operand, k, false);
+        Products::make(operand, q, true);
         scalars.key_scale = 1.f;
         scalars.query_scale = step.scale;
         if (step.qk_norm) {
@@ -162,7 +165,7 @@ struct CodesToken {
 #pragma unroll
                 for (int j = 0; j < 8; ++j) own[8 * half + j] = eight[j];
             }
-            units[i] = CodeKey::make(shared.key_pairs[i], own);
+            key[i].make(own);
         }
     }
 };
@@ -170,7 +173,7 @@ struct CodesToken {
 // A kernel's whole step. Args: CodeStepUnits with `step`, the tensors. Rule: what a token makes of a row. Its members
 //
 //     load(args, sequence, head), finish(args, scalars)     decay and beta of the scalars, loaded early and computed later
-//     correction(scalars, value, sum)                       what the key is multiplied by; sum: of the decayed row
+//     correction(scalars, value, sum)                       what the key is multiplied by, from the row's sum with it
 //     gates(args)                                           the tensor of gates, if the configuration is gated
 //     output(args, y, value, gate)                          of a row
 template <CodeStepConfig kConfig, class Rule, class Args>
@@ -185,11 +188,10 @@ __device__ __forceinline__ void step_codes(const Args& args) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 
     wait_on_dependent_grids();
-    // Warps of a block are as far apart as blocks are, so that all multiprocessors have as many that take one unit more.
-    const int number = static_cast<int>(warp * gridDim.x + blockIdx.x);
-    const int first = number * args.per_warp + min(number, args.longer);
-    int units = args.per_warp + (number < args.longer ? 1 : 0);
-    if (units == 0) return;
+    // Units of a block are as far apart as blocks are, so that all multiprocessors have as many.
+    const int first = static_cast<int>(warp * gridDim.x + blockIdx.x);
+    if (first >= args.units) return;
+    int units = (args.units - first + args.warps - 1) / args.warps;
     CodesUnit<kConfig> place(args, first);
 
     const auto copy_token = [&](const CodesUnit<kConfig>& unit, unsigned to) {
@@ -212,14 +214,12 @@ __device__ __forceinline__ void step_codes(const Args& args) {
     for (int i = 0; i < kConfig.stages; ++i) fetch();
 
     // A constant as an operand of __byte_perm would take the place of its selector, which then is in a register.
-    const CodeUpdate update{CodeUpdate::kPairExponents - static_cast<unsigned>(args.columns < 0)};
+    const unsigned never = static_cast<unsigned>(args.units < 0);
+    const CodeUpdate update{kCodeExponent - never, CodeUpdate::kPairExponents - never};
     unsigned stage = 0, parity = 0;
-    CodesToken<kConfig> token;
-    int made = -1;  // the key that `token` is of
 #pragma unroll 1
     for (; units > 0; --units, parity ^= 1) {
-        const int sequence = place.sequence, head = place.head(args), key_head = place.key_head(args),
-                  first_row = place.first_row(args);
+        const int sequence = place.sequence, head = place.head(args), first_row = place.first_row(args);
         const i64 slot = place.slot(step);
         Rule rule;
         rule.load(args, sequence, head);
@@ -236,23 +236,17 @@ __device__ __forceinline__ void step_codes(const Args& args) {
         if (units > 1) copy_token(place, parity ^ 1);
         if (args.tiles > kConfig.stages)
             cp_async_wait<kConfig.stages>();
-        else if (args.tiles == kConfig.stages)
-            cp_async_wait<kConfig.stages - 1>();
         else
             cp_async_wait<0>();
         __syncwarp();
-        // Heads of a key need it once.
-        if (const int key = sequence * args.columns + key_head; key != made) {
-            made = key;
-            token.make(shared, shared.tokens[parity], step);
-        }
+        CodesToken<kConfig> token;
+        token.make(shared.operand, shared.tokens[parity], step);
         rule.finish(args, token.scalars);
         const TokenScalars& scalars = token.scalars;
         const bool kept = !resets(scalars);
         signed char* codes_at = to.codes + g * kConfig.head_k + Products::column(0);
         float* scales_at = to.scales + g * kGroups + t / 2;
-        const float key_scale = scalars.decay * scalars.key_scale * kCodeSumUnit,
-                    query_scale = scalars.decay * scalars.query_scale * kCodeSumUnit;
+        const float key_scale = scalars.key_scale * kCodeSumUnit, query_scale = scalars.query_scale * kCodeSumUnit;
         const Io* values = reinterpret_cast<const Io*>(shared.tokens[parity].values) + g;
         const Io* gates = reinterpret_cast<const Io*>(shared.tokens[parity].gates) + g;
 
@@ -288,9 +282,9 @@ __device__ __forceinline__ void step_codes(const Args& args) {
                 const float value = to_float(values[8 * r]), with_key = __shfl_sync(0xffffffffu, sums[r], 0, 4) * key_scale,
                             correction = rule.correction(scalars, value, with_key);
                 if (t == 2)
-                    output_at[8 * r] =
-                        from_float<Io>(rule.output(args, fmaf(correction, scalars.query_key, sums[r] * query_scale), value,
-                                                   [&] { return to_float(gates[8 * r]); }));
+                    output_at[8 * r] = from_float<Io>(
+                        rule.output(args, fmaf(correction, scalars.query_key, scalars.decay * (sums[r] * query_scale)), value,
+                                    [&] { return to_float(gates[8 * r]); }));
                 updates[r] = correction * scalars.key_scale;
             }
 #pragma unroll
@@ -298,7 +292,7 @@ __device__ __forceinline__ void step_codes(const Args& args) {
                 float own[2];
 #pragma unroll
                 for (int r = 0; r < 2; ++r) own[r] = scalars.decay * (t < 2 ? scales[r][2 * i] : scales[r][2 * i + 1]);
-                update(codes[0][i], codes[1][i], own, updates, CodeKey(shared.key_pairs[i], token.units[i]));
+                update(codes[0][i], codes[1][i], own, updates, token.key[i]);
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     if (t % 2 == 0) scales_at[8 * r * kGroups + 2 * i] = own[r];

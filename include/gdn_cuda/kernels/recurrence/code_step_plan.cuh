@@ -17,7 +17,7 @@ struct CodeStepConfig {
     GDN_FIELDS(head_k, io, stages, blocks, gated)
 
     static constexpr int kWarps = 4, kTileRows = 16;
-    GDN_HOST_DEVICE constexpr int most_rows() const { return gated ? 128 : 256; }  // of a warp's part of a head
+    static constexpr int kMostTiles = 16;  // in a warp's part of a head
     GDN_HOST_DEVICE static constexpr int threads() { return 32 * kWarps; }
     GDN_HOST_DEVICE constexpr int groups() const { return head_k / kCodeGroup; }
     GDN_HOST_DEVICE constexpr int vectors() const { return head_k / 64; }  // 16 codes of a row, for each of four lanes
@@ -32,7 +32,7 @@ struct CodeStepSharedPlan {
         Vector codes[2][kConfig.vectors()][32];  // of rows g and g + 8: each lane's own
         alignas(16) float scales[CodeStepConfig::kTileRows][kConfig.groups()];
     };
-    static constexpr int kRowVectors = kConfig.most_rows() / 8;
+    static constexpr int kRowVectors = CodeStepConfig::kMostTiles * CodeStepConfig::kTileRows / 8;
     // A unit's tokens, and those of the next one.
     struct Token {
         Vector key[kConfig.head_k / 8], query[kConfig.head_k / 8];
@@ -43,19 +43,18 @@ struct CodeStepSharedPlan {
         Stage stages[kConfig.stages];
         Token tokens[2];
         CodeOperand<kConfig.head_k> operand;
-        Vector key_pairs[kConfig.vectors()][4][2];
     };
     Warp warps[CodeStepConfig::kWarps];
 };
 
-// Warps take parts of heads: `units` of them, `columns` of each sequence, which are heads times parts. A warp's are adjacent,
-// as many heads have a key.
+// Warps take parts of heads in turn: `units` of them, `columns` of each sequence, which are heads times parts.
 struct CodeStepUnits {
-    int columns;
-    int tiles;             // in a part of a head
-    int part_bits;         // a head has 2^part_bits parts
-    int per_warp, longer;  // units of a warp; so many warps have one more
-    unsigned key_inverse;  // 2^32 / heads of a key, rounded up, or 0 for 1
+    int units, columns;
+    int tiles;                           // in a part of a head
+    int part_bits;                       // a head has 2^part_bits parts
+    int warps;                           // in the grid
+    int sequences_ahead, columns_ahead;  // from a warp's unit to its next one
+    unsigned key_inverse;                // 2^32 / heads of a key, rounded up, or 0 for 1
 };
 
 }  // namespace gdn_cuda::gdn

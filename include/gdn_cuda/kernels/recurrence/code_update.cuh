@@ -22,39 +22,23 @@ __device__ __forceinline__ unsigned larger_pair(unsigned a, unsigned b) {
     return most;
 }
 
-// 16 columns of a key, whose group the lane and its neighbour have, in a unit: in shared memory, as registers are short. Lanes
-// with the same columns have the same pairs.
+// 16 columns of a key, whose group the lane and its neighbour have, in a unit.
 struct CodeKey {
-    const uint4* pairs;
+    unsigned pairs[8];
     float unit;
 
-    __device__ __forceinline__ CodeKey(const auto& columns, float unit)
-        : pairs(reinterpret_cast<const uint4*>(columns[threadIdx.x % 4])), unit(unit) {}
-    // The whole warp, which syncs afterwards. `columns`: places of two vectors for each four lanes. Returns the unit.
-    __device__ __forceinline__ static float make(auto& columns, const float (&key)[16]) {
+    // The whole warp.
+    __device__ __forceinline__ void make(const float (&key)[16]) {
         float most = 0.f;
 #pragma unroll
         for (const float x : key) most = larger_magnitude(most, x);
         const UnitScale by(largest_of_lanes<2>(most));
-        unsigned words[8];
+        unit = by.inverse;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) words[i] = pack<DType::f16>(key[2 * i] * by.scale, key[2 * i + 1] * by.scale);
-        if (threadIdx.x % 32 < 4) {
-            auto* const to = reinterpret_cast<uint4*>(columns[threadIdx.x % 32]);
-            to[0] = {words[0], words[1], words[2], words[3]};
-            to[1] = {words[4], words[5], words[6], words[7]};
-        }
-        return by.inverse;
-    }
-    __device__ __forceinline__ void load(unsigned (&words)[8]) const {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const uint4 four = pairs[i];
-            words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
-        }
+        for (int i = 0; i < 8; ++i) pairs[i] = pack<DType::f16>(key[2 * i] * by.scale, key[2 * i + 1] * by.scale);
     }
     __device__ __forceinline__ float operator[](int i) const {
-        const float2 pair = unpack<DType::f16>(reinterpret_cast<const unsigned*>(pairs)[i / 2]);
+        const float2 pair = unpack<DType::f16>(pairs[i / 2]);
         return (i % 2 == 0 ? pair.x : pair.y) * unit;
     }
 };
@@ -62,7 +46,8 @@ struct CodeKey {
 // 16 columns of two rows: S <- scale S + update k^T, in place of their codes. The pair of lanes that has a group finds its new
 // scale together.
 struct CodeUpdate {
-    unsigned exponents;  // kPairExponents, in a register, so that selectors are immediate operands
+    unsigned exponent;   // kCodeExponent
+    unsigned exponents;  // kPairExponents; both in registers, so that selectors are immediate operands
     static constexpr unsigned kPairExponents = 0x64646464u;
 
     // The whole warp.
@@ -85,8 +70,7 @@ struct CodeUpdate {
   private:
     __device__ __forceinline__ void by_pairs(unsigned (&upper)[4], unsigned (&lower)[4], float (&scales)[2],
                                              const float (&updates)[2], const float (&units)[2], const CodeKey& key) const {
-        unsigned x[2][8], most[2], keys[8];
-        key.load(keys);
+        unsigned x[2][8], most[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const float inverse = reciprocal_fast(units[r]), kept = scales[r] * inverse, added = updates[r] * inverse;
@@ -99,7 +83,7 @@ struct CodeUpdate {
                                pairs[2] = {__byte_perm(biased, exponents, 0x4140), __byte_perm(biased, exponents, 0x4342)};
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    x[r][2 * j + i] = multiply_add_pairs(adds, keys[2 * j + i], multiply_add_pairs(pairs[i], keeps, bias));
+                    x[r][2 * j + i] = multiply_add_pairs(adds, key.pairs[2 * j + i], multiply_add_pairs(pairs[i], keeps, bias));
                     most[r] = j + i == 0 ? x[r][0] : larger_pair(most[r], x[r][2 * j + i]);
                 }
             }
@@ -130,7 +114,7 @@ struct CodeUpdate {
             float x[16], most = 0.f;
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
-                x[j] = fmaf(updates[r], key[j], scales[r] * code_of(bias_codes(words[j / 4]), j % 4));
+                x[j] = fmaf(updates[r], key[j], scales[r] * code_of(bias_codes(words[j / 4]), j % 4, exponent));
                 most = larger_magnitude(most, x[j]);
             }
             scales[r] = scale_of_largest(largest_of_lanes<2>(most));
