@@ -17,9 +17,13 @@ __device__ __forceinline__ unsigned multiply_add_pairs(unsigned a, unsigned b, u
 
 // The larger magnitude in each half, with any sign.
 __device__ __forceinline__ unsigned larger_pair(unsigned a, unsigned b) {
-    unsigned most;
-    asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
-    return most;
+    if constexpr (kCompiledCapability < 86) {
+        return larger<DType::f16>(a & 0x7fff7fffu, b);
+    } else {
+        unsigned most;
+        asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+        return most;
+    }
 }
 
 // 16 columns of a key, whose group the lane and its neighbour have, in a unit.

@@ -2,6 +2,9 @@
 // products before the decay, and the update in pairs of fp16 (recurrence/code_step.cuh).
 //
 //     y = e^(δ A) C x + δ u (C B) + D u, times silu(z)        x <- e^(δ A) x + δ u B
+//
+// Measured on an H200, 128 heads of 64: 176 us for 256 sequences, 82 % of what its bytes take at 4.2 TB/s, and 51 us for 64,
+// 70 %. Bound: instructions, 11.6 an element, and bytes, which overlap in part (docs/benchmarks/scan.md).
 #pragma once
 
 #include <gdn_cuda/kernels/recurrence/code_step.cuh>

@@ -25,12 +25,13 @@
 // half when it has the ring's tokens, and the last one writes the new count. Where new tokens replace entries of the ring that
 // other blocks read (verify, a full ring), that block stores their B and δ too.
 //
-// Bound (suspected): instruction issue. Measured on an H200 with 64 heads and W 16: 52 and 63 % of a copy's bandwidth with fp32
-// states at 64 and 256 sequences, 33 and 52 % with bf16 (docs/benchmarks/ssd.md). By bytes (computed): 64 sequences of 128 × 64
-// × 128 read 268 MB of fp32 states, 63 us at 4.24 TB/s, and write a 17th of it a call (W 16), 4 us; half a ring is 3 % of a
-// state, 6 % in bf16. A step in place takes 127 us. 32 KB take an SM 1.02 us of its share of memory, and about 1,100
-// instructions a thread, 0.63 us of issue slots; a bf16 state, twice as many elements in 32 KB, 1,300. Writing a state takes a
-// multiply-add an element and entry, 0.6 us for 16 of them.
+// Bound: instruction issue, 13.5 an element with bf16 states and 14 with int8 ones (ncu, 0.55 and 0.64 a cycle). Measured on an
+// H200 with 64 heads and W 16: 52 and 63 % of a copy's bandwidth with fp32 states at 64 and 256 sequences, 33 and 52 % with
+// bf16 (docs/benchmarks/ssd.md). By bytes (computed): 64 sequences of 128 × 64 × 128 read 268 MB of fp32 states, 63 us at 4.24
+// TB/s, and write a 17th of it a call (W 16), 4 us; half a ring is 3 % of a state, 6 % in bf16. A step in place takes 127 us.
+// 32 KB take an SM 1.02 us of its share of memory, and about 1,100 instructions a thread, 0.63 us of issue slots; a bf16 state,
+// twice as many elements in 32 KB, 1,300. Writing a state takes a multiply-add an element and entry, 0.6 us for 16 of them; on
+// int8 tf32 products of two parts, a third of that.
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
