@@ -54,7 +54,7 @@ def test_decode_moves_16_bytes_at_a_time(compiler: Child) -> None:
 
 
 def test_decode_of_codes_converts_none_for_its_products(compiler: Child) -> None:
-    work = chosen("gdn/decode_codes", lambda _: True, ("io",))
+    work = chosen("gdn/decode_codes", lambda _: True, ("io",)) + chosen("scan/selective_step_codes", lambda _: True, ("io",))
     for each, code in zip(work, code_of(work, compiler), strict=True):
         assert has(code, "LDGSTS.128") and has(code, "STG.128") and has(code, "IMMA.16832"), each
         assert not local_accesses(code), each

@@ -130,6 +130,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_uncovered_zeros.py::test_tokens_of_no_sequence[tokens-offsets1]": ("common/uncovered_zeros",),
     "test_transposed_copy.py::test_sizes[shape0-2]": ("common/transposed_copy",),
     "test_transposed.py::test_views[torch.bfloat16]": ("common/transposed_copy",),
+    "test_code_steps.py::test_a_token[io0-16]": ("scan/selective_step_codes",),
     "test_steps.py::test_batches[9-24-None-state0]": ("scan/selective_step_direct",),
     "test_steps.py::test_verify_in_step_states[6]": ("scan/selective_step",),
     "test_steps.py::test_rows_with_one_value_of_A[state1-64]": ("scan/selective_step_tied", "scan/selective_step"),

@@ -17,7 +17,7 @@ __device__ __forceinline__ unsigned multiply_add_pairs(unsigned a, unsigned b, u
 
 // The larger magnitude in each half, with any sign.
 __device__ __forceinline__ unsigned larger_pair(unsigned a, unsigned b) {
-    if constexpr (kCompiledCapability < 86) {
+    if constexpr (kCompiledCapability > 0 && kCompiledCapability < 86) {  // 0: compiled for a CPU
         return larger<DType::f16>(a & 0x7fff7fffu, b);
     } else {
         unsigned most;
