@@ -311,9 +311,9 @@ TEST(Tuned, EveryTunableSaysWhatIsWrong) {
         EXPECT_CONTAINS(message_of([&] { one.candidates("{}", {}); }), "got {}");
     }
     EXPECT_CONTAINS(
-        message_of([] { tunable("gdn/decode"); }),
-        "expected a kernel among scan/diagonal_scan, scan/selective_forward, scan/selective_step, structured/cauchy, "
-        "structured/vandermonde, got gdn/decode");
+        message_of([] { tunable("gdn/verify"); }),
+        "expected a kernel among conv/causal_step, gdn/decode, gdn/prefill, scan/diagonal_scan, scan/selective_forward, "
+        "scan/selective_step, structured/cauchy, structured/vandermonde, got gdn/verify");
     const Tunable& cauchy = tunable(kCauchy);
     EXPECT_CONTAINS(message_of([&] { cauchy.attempt(to_text(kS4), "{}", {}); }), "choice: expected one of {.in_batches = ");
 }

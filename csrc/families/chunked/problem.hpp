@@ -15,9 +15,12 @@ struct ChunkedProblem {
     bool deterministic = false;  // how a sequence is split depends on its length alone
     i64 packed_tokens = 0;       // the sum of lengths, if sequences are packed: any of them may be so long
 
+    bool operator==(const ChunkedProblem&) const = default;
+
+    GDN_FIELDS(sequences, tokens, heads, dk, dv, io, state, deterministic, packed_tokens)
+
     bool is_wide() const { return dk > kLongestNarrowKey; }
     i64 longest() const { return std::max(tokens, packed_tokens); }
-    bool operator==(const ChunkedProblem&) const = default;
     bool differ() const { return packed_tokens > 0 && sequences > 1; }  // in length
 };
 
