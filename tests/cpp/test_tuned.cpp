@@ -304,6 +304,17 @@ TEST(Tuned, AnAttemptDecidesUntilItIsForgotten) {
     EXPECT_EQ(seen, "");
 }
 
+// A file of stored winners may name any problem: sizes of 0, of which heuristics would divide, are refused.
+TEST(Tuned, AProblemThatAKernelDoesNotRunIsRefused) {
+    for (const char* kernel : {"conv/causal_step", "gdn/decode", "gdn/prefill"}) {
+        const Tunable& one = tunable(kernel);
+        const std::string expected =
+            fmt::format("{}: problem: expected one that this kernel runs, got {}", kernel, one.problem);
+        EXPECT_EQ(message_of([&] { one.candidates(one.problem, {}); }), expected);
+        EXPECT_EQ(message_of([&] { one.explain(one.problem, {}); }), expected);
+    }
+}
+
 TEST(Tuned, EveryTunableSaysWhatIsWrong) {
     for (const Tunable& one : tunables()) {
         EXPECT_CONTAINS(message_of([&] { one.candidates("{}", {}); }),

@@ -382,6 +382,7 @@ using ChunkedWinners = Winners<ChunkedProblem, ChunkedSplit>;
 // The heuristic's choice first, then every other split that it weighs. None with `deterministic`: how a sequence is split
 // follows from its length alone, on every device.
 inline std::vector<ChunkedSplit> chunked_candidates(const ChunkedProblem& problem, const jit::DeviceTraits& device) {
+    if (!problem.is_runnable()) return {};
     const ChunkedScheduler scheduler(problem, device.multiprocessors);
     std::vector<ChunkedSplit> all{scheduler.best_split()};
     if (problem.deterministic) return all;

@@ -112,6 +112,7 @@ inline CausalStepChoice causal_step_choice(const CausalStepProblem& problem, con
 // The heuristic's choice first, then other numbers of sequences a block.
 inline std::vector<CausalStepChoice> causal_step_candidates(const CausalStepProblem& problem, const jit::DeviceTraits& device) {
     constexpr int kMost = 32;
+    if (problem.sequences <= 0 || problem.channels <= 0) return {};
     std::vector<CausalStepChoice> all{causal_step_choice(problem, device)};
     if (all.front().kernel == CausalStepKernel::any) return all;
     for (int sequences = 1; sequences <= std::min<i64>(kMost, problem.sequences); sequences *= 2)

@@ -24,6 +24,11 @@ struct DecodeProblem {
     constexpr bool operator==(const DecodeProblem&) const = default;
 
     GDN_FIELDS(sequences, heads, dk, dv, io, state, fused_gates, channel_gates)
+
+    bool is_runnable() const {
+        return sequences > 0 && sequences <= kMostBlocks[2] && heads > 0 && heads <= kMostBlocks[1] && has_exact_kernel(dk) &&
+               dv > 0 && dv <= kMaxHeadDim && bytes_of(io) == 2 && bytes_of(state) <= 4 && !is_complex(state);
+    }
 };
 
 struct DecodeChoice {
@@ -72,6 +77,7 @@ inline DecodeChoice decode_choice(const DecodeProblem& problem, const jit::Devic
 // The heuristic's choice first, then the other numbers of steps that leave no step without rows. Rows do not depend on each
 // other, so none changes a bit.
 inline std::vector<DecodeChoice> decode_candidates(const DecodeProblem& problem, const jit::DeviceTraits& device) {
+    if (!problem.is_runnable()) return {};
     std::vector<DecodeChoice> all{decode_choice(problem, device)};
     for (int steps = 1; steps <= most_decode_steps(problem); steps *= 2) {
         const DecodeChoice other = decode_with_steps(problem, steps);
