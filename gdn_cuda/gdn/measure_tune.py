@@ -14,8 +14,9 @@ from ..operators.tunable import Tunable
 from .inputs import projections
 from .measure_gates import gates
 
-# Relative RMS between two results. A step has the same bits whatever the choice; a prefill's segments round their states.
-_SAME, _ROUNDED = 1e-6, 2**-8
+# Relative RMS between two results. A step has the same bits whatever the choice; segments of a prompt round what passes between
+# them, and each of two results may have the error of numerics.md.
+_SAME, _ROUNDED = 1e-6, 2**-7
 
 
 # ---- fused_decode, one token for each sequence; the dtype is that of the states
@@ -80,12 +81,6 @@ def _prompt(shape: Prompt, dtype: torch.dtype, shared: bool, device: str) -> dic
     }
 
 
-def _outputs_and_states(**x: Any) -> Tensor:
-    from ..runtime import package as gdn_cuda
-
-    return torch.cat([result.flatten() for result in gdn_cuda.chunked_forward(**x)])
-
-
 # ---- Both
 
 
@@ -114,7 +109,6 @@ tunable(
         {"bf16": _ROUNDED, "f16": _ROUNDED},
         _prompt_problem,
         _prompt,
-        function=_outputs_and_states,
         takes_out=False,
     ),
 )
