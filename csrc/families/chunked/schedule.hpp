@@ -254,7 +254,9 @@ class ChunkedScheduler {
         one.tokens = policy_.deterministic_tokens;
         one.packed_tokens = 0;
         one.deterministic = false;
-        const ChunkedScheduler alone(one, multiprocessors_, policy_);
+        ChunkedPolicy for_all_lengths = policy_;
+        for_all_lengths.cached_chunk_ns[1] = policy_.deterministic_cached_chunk_ns;
+        const ChunkedScheduler alone(one, multiprocessors_, for_all_lengths);
         ChunkedSchedule schedule{.split = alone.best_split(), .by_length = true, .reach = policy_.uneven_reach};
         const Estimate estimate = alone.estimate(schedule.split);
         if (!estimate.is_chained || estimate.slow_decay > policy_.deterministic_share * alone.unsplit_ns(schedule.split))
