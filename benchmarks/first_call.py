@@ -96,7 +96,7 @@ def print_together(names: list[str], device: str, repeats: int) -> None:
     for repeat in range(repeats):
         start = repeat * len(names) // repeats
         order = names[start:] + names[:start]
-        for at, (name, each) in enumerate(zip(order, run(order, device))):
+        for at, (name, each) in enumerate(zip(order, run(order, device), strict=True)):
             if "compiled" in each["origins"]:
                 raise RuntimeError(f"{name}: expected kernels on disk, got {each['origins']}")
             if at == 0:

@@ -2,10 +2,11 @@
 
     python benchmarks/host_parts.py [--rounds 20] [--only ssd_scan] [--library FILE]
 
-All calls of host_times.py and longer ones in turns, so that a host that slows down slows all; least and median of the rounds. "outside" is what the
-call takes before and after the operator's C++: the Python function, torch's reading of arguments, its dispatcher. "own" is that
-C++ without what it asks of the driver and of torch's allocator. Each part is timed by the processor's counter, some 0.02 us a time.
-Then launches of an empty kernel by themselves. `--library`: host_parts.cpp as a library, for a machine without g++.
+All calls of host_times.py and longer ones in turns, so that a host that slows down slows all; least and median of the rounds.
+"outside" is what a call takes before and after the operator's C++: the Python function, torch's reading of arguments and its
+dispatcher. "own" is that C++ without what it asks of the driver and of torch's allocator. Parts are timed by the processor's
+counter, some 0.02 us a time. Then launches of an empty kernel by themselves. `--library`: host_parts.cpp as a library, for a
+machine without g++.
 """
 
 from __future__ import annotations
@@ -84,12 +85,13 @@ class Measured:
         self.rounds.append([us, us - each[0], each[0] - sum(each[1:]), *each[1:]])
 
     def figures(self, pick: Callable[[list[float]], float]) -> list[float]:
-        return [pick(list(column)) for column in zip(*self.rounds)]
+        return [pick(list(column)) for column in zip(*self.rounds, strict=True)]
 
 
 def print_operators(parts: ctypes.CDLL, rounds: int, only: str) -> None:
-    import gdn_cuda
     from host_times import make_calls
+
+    import gdn_cuda
 
     x = torch.ones(16, device="cuda")
     calls: dict[str, tuple[Callable[[], object], int]] = {
@@ -113,7 +115,7 @@ def print_operators(parts: ctypes.CDLL, rounds: int, only: str) -> None:
     for name, each in measured.items():
         least, middle = each.figures(min), each.figures(statistics.median)
         line = f"{name:40}{least[0]:8.2f}{middle[0]:10.2f}{least[1]:10.2f}{least[2]:10.2f}"
-        for us, count in zip(least[3:], each.counts[1:]):
+        for us, count in zip(least[3:], each.counts[1:], strict=True):
             line += f"{us:6.2f} ({count:.0f})" if count else f"{'':10}"
         print(line, flush=True)
 
