@@ -6,9 +6,10 @@
 A process takes some seconds until it has torch and a context: with `--together` a process makes all calls, one after another,
 each repeat's process beginning with another call, so that what they share is paid once ("began" is the process's first call).
 
-"first" is what the first call takes more than the third, up to the end of its kernels, "least" the least of it, and "cpu" what
-its thread computes, which a busy machine changes less; torch, its context and gdn_cuda are loaded before, and "import" is what
-gdn_cuda takes after torch. Without a GPU launches do nothing (host_profile.cpp), and cubins are not loaded into a driver.
+"first" is what the first call takes more than the third, up to the end of its kernels, "least" the least of it, "cpu" what its
+thread computes, which a busy machine changes less, and "loading" what finding kernels and loading them into the driver takes.
+Torch, its context and gdn_cuda are loaded before; "import" is what gdn_cuda takes after torch. Without a GPU launches do nothing
+(host_profile.cpp), and cubins are not loaded into a driver.
 cold_start.py measures kernels one by one, and compiles.
 """
 
@@ -56,9 +57,12 @@ def child(names: list[str], device: str) -> None:
         return time.perf_counter() - start, cpu
 
     for name in names:
+        known = len(gdn_cuda._C.load_events())
         (first, cpu), _, (third, cpu_third) = (timed(calls[name]) for _ in range(3))
-        origins = sorted({event["origin"] for event in gdn_cuda._C.load_events()})
-        print(json.dumps({"import": imported, "first": first - third, "cpu": cpu - cpu_third, "origins": origins}))
+        events = gdn_cuda._C.load_events()
+        found = {"import": imported, "first": first - third, "cpu": cpu - cpu_third, "loads": len(events) - known}
+        found["loading"] = sum(event["seconds"] for event in events[known:])
+        print(json.dumps(found | {"origins": sorted({event["origin"] for event in events})}))
 
 
 def run(names: list[str], device: str) -> list[dict[str, Any]]:
@@ -85,6 +89,7 @@ def measured(name: str, device: str, repeats: int) -> dict[str, float]:
         "first": statistics.median(each["first"] for each in found) * 1e3,
         "least": min(each["first"] for each in found) * 1e3,
         "cpu": statistics.median(each["cpu"] for each in found) * 1e3,
+        "loading": statistics.median(each["loading"] for each in found) * 1e3,
         "import": statistics.median(each["import"] for each in found) * 1e3,
     }
 
@@ -103,13 +108,13 @@ def print_together(names: list[str], device: str, repeats: int) -> None:
                 began[name] = each["first"] * 1e3
             else:
                 found[name].append(each)
-    print(f"{'ms: after others: median, least, cpu; began':>74}")
+    print(f"{'ms: after others: median, least, cpu, loading (kernels); began':>92}")
     for name, each in found.items():
         if not each:
             continue
         first = [one["first"] * 1e3 for one in each]
-        cpu = statistics.median(one["cpu"] for one in each) * 1e3
-        line = f"{name:42}{statistics.median(first):8.1f}{min(first):8.1f}{cpu:8.1f}"
+        cpu, loading = (statistics.median(one[kind] for one in each) * 1e3 for kind in ("cpu", "loading"))
+        line = f"{name:42}{statistics.median(first):8.1f}{min(first):8.1f}{cpu:8.1f}{loading:8.1f} ({each[0]['loads']})"
         print(line + (f"{began[name]:8.1f}" if name in began else ""), flush=True)
 
 
@@ -136,7 +141,7 @@ def main() -> None:
     if options.together:
         print_together(names, device, options.repeats)
         return
-    print(f"{'ms: first, least, cpu, import':>74}")
+    print(f"{'ms: first, least, cpu, loading, import':>82}")
     for name in names:
         print(f"{name:42}" + "".join(f"{ms:8.1f}" for ms in measured(name, device, options.repeats).values()), flush=True)
 
