@@ -8,8 +8,8 @@ each repeat's process beginning with another call, so that what they share is pa
 
 "first" is what the first call takes more than the third, up to the end of its kernels, "least" the least of it, "cpu" what its
 thread computes, which a busy machine changes less, and "loading" what finding kernels and loading them into the driver takes.
-Torch, its context and gdn_cuda are loaded before; "import" is what gdn_cuda takes after torch. Without a GPU launches do nothing
-(host_profile.cpp), and cubins are not loaded into a driver.
+Torch, its context and gdn_cuda are loaded before; "import" is what gdn_cuda takes after torch. Without a GPU launches do
+nothing (host_profile.cpp), and cubins are not loaded into a driver.
 cold_start.py measures kernels one by one, and compiles.
 """
 
