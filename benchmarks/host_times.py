@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -116,7 +117,7 @@ def example_calls(device: str = "cuda", rows: int = 1, tokens: int = 64) -> dict
 def print_examples(timer: Timer, rounds: int, part: str) -> None:
     first, _, parts = part.partition("/")
     times: dict[str, float] = {}
-    with torch.no_grad():
+    with suppress(KeyboardInterrupt), torch.no_grad():  # what has been measured by then
         for name, call in list(example_calls().items())[int(first) :: int(parts)]:
             try:
                 call()
