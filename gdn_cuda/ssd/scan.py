@@ -318,10 +318,13 @@ def ssd_scan(
     differentiable = (x, dt, A, B, C, D, z, dt_bias, initial_state)
     reports_none = type(checkpoint_every) is int and not checkpoint_every and checkpoint_offsets is boundaries is None
     if reports_none and checkpoints is states_before is None and not needs_derivatives(*differentiable):
-        options = (dt_softplus, lowest, highest, seq_idx, has_initial_state, write_indices, update_state, deterministic)
-        states = (state_dtype, state_indices, state_scales, last_state)
         try:
-            if results := _by_operator(differentiable, cu_seqlens, options, states, out, return_last_state):
+            results = _by_operator(
+                x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, dt_softplus, lowest, highest, seq_idx, state_dtype,
+                state_indices, has_initial_state, write_indices, update_state, state_scales, last_state, deterministic, out,
+                return_last_state,
+            )  # fmt: skip
+            if results is not None:
                 return results if return_last_state else results[0]
         except Exception:
             schema = _into_schema if state_indices is None else _pool_schema
@@ -373,22 +376,24 @@ def ssd_scan(
     return (found, last) if return_last_state else found
 
 
+def _into_in_grad_mode(*given: Any) -> None:
+    with_autograd(_into_schema, given)
+
+
+def _pool_in_grad_mode(*given: Any) -> None:
+    with_autograd(_pool_schema, given)
+
+
 def _by_operator(
-    differentiable: tuple[Any, ...],
-    cu_seqlens: Any,
-    options: tuple[Any, ...],
-    states: tuple[Any, ...],
-    out: Any,
-    with_last: bool,
-) -> tuple[Tensor, Any] | None:
+    x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, dt_bias: Any, initial: Any, cu_seqlens: Any, softplus: Any,
+    lowest: float, highest: float, seq_idx: Any, state_dtype: Any, slots: Any, has_initial: Any, write_indices: Any,
+    update_state: Any, state_scales: Any, last: Any, deterministic: Any, out: Any, with_last: bool,
+) -> tuple[Tensor, Any] | None:  # fmt: skip
     """(out, last state) of a call without derivatives that reports no states but the last; without `with_last` the last state
     may be None. None where no kernel takes the call, or arguments do not go together. The operator checks what it is given, so
     a warm call runs no more Python than this. Arguments are in the order of the schemas, as picking them from a dictionary
-    would take a microsecond."""
-    x, dt, A, B, C, D, z, dt_bias, initial = differentiable
-    softplus, lowest, highest, seq_idx, has_initial, write_indices, update_state, deterministic = options
-    state_dtype, pool_slots, state_scales, last = states
-    if pool_slots is not None:
+    would take a microsecond or two."""
+    if slots is not None:
         go_together = state_dtype is None and initial is not None and seq_idx is None and last is None
     elif last is not None:
         go_together = update_state and state_scales is None and state_dtype is None
@@ -397,28 +402,30 @@ def _by_operator(
         go_together = go_together and (state_dtype is None or state_dtype in _STATE_DTYPES)
     if not (go_together and has_kernel(x, B)):
         return None
-    makes_last, with_grad_mode = with_last and last is pool_slots is None, torch.is_grad_enabled()
-    if (makes_last or with_grad_mode) and out is last is state_dtype is pool_slots is None and x.dim() == 4:
-        given = (x, dt, A, B, C, lowest, highest, softplus, D, dt_bias, initial, cu_seqlens, z, has_initial, seq_idx)
-        found, last = ssd_scan_operator.below_autograd(*given, deterministic)
-        return found, last
+    in_grad_mode = torch.is_grad_enabled()  # else the caller has seen that no transform, trace or forward mode is active
+    if slots is not None:
+        if out is None:
+            out = output_like(_NAME, "x", x)
+        (_pool_in_grad_mode if in_grad_mode else _pool_schema.direct)(
+            x, dt, A, B, C, initial, slots, lowest, highest, 0, out, softplus, D, dt_bias, cu_seqlens, has_initial, z,
+            write_indices, state_scales, update_state, deterministic, None, None, None, None,
+        )  # fmt: skip
+        return out, initial
+    makes_last = with_last and last is None
+    if (makes_last or in_grad_mode) and out is last is state_dtype is None and x.dim() == 4:
+        out, last = ssd_scan_operator.below_autograd(
+            x, dt, A, B, C, lowest, highest, softplus, D, dt_bias, initial, cu_seqlens, z, has_initial, seq_idx, deterministic
+        )
+        return out, last
     if out is None:
         out = output_like(_NAME, "x", x)
     if makes_last:
         sequences = x.shape[0] if cu_seqlens is None else max(cu_seqlens.shape[0] - 1, 0)
         last = x.new_empty((sequences, *x.shape[-2:], B.shape[-1]), dtype=state_dtype or widest_of(x))
-    if pool_slots is None:
-        schema = _into_schema
-        given = (x, dt, A, B, C, lowest, highest, 0, out, softplus, D, dt_bias, cu_seqlens, last, initial, write_indices, z)
-        given += (has_initial, seq_idx, deterministic, None, None, None, None)
-    else:
-        schema, last = _pool_schema, initial
-        given = (x, dt, A, B, C, initial, pool_slots, lowest, highest, 0, out, softplus, D, dt_bias, cu_seqlens, has_initial, z)
-        given += (write_indices, state_scales, update_state, deterministic, None, None, None, None)
-    if with_grad_mode:
-        with_autograd(schema, given)
-    else:  # the caller has seen that no transform, trace or forward mode is active
-        schema.direct(*given)
+    (_into_in_grad_mode if in_grad_mode else _into_schema.direct)(
+        x, dt, A, B, C, lowest, highest, 0, out, softplus, D, dt_bias, cu_seqlens, last, initial, write_indices, z, has_initial,
+        seq_idx, deterministic, None, None, None, None,
+    )  # fmt: skip
     return out, last
 
 
