@@ -4,6 +4,9 @@
 #include <gdn_cuda/kernels/chunked/chunk.cuh>
 #include <gdn_cuda/kernels/hopper/warpgroup.cuh>
 
+#ifndef CARD_V
+#define CARD_V 0
+#endif
 namespace gdn_cuda::gdn {
 
 constexpr int kValueRows = 64;       // rows of the state per value warpgroup
@@ -57,7 +60,7 @@ struct ChunkedConfig {
 
     // (I + A)^-1 by fp16 products (chunked/half_inverse.cuh). Not for the backward, which divides by betas however small; with
     // long keys tf32 is faster.
-    GDN_HOST_DEVICE constexpr bool inverts_in_half() const { return !is_wide() && !trains; }
+    GDN_HOST_DEVICE constexpr bool inverts_in_half() const { return !is_wide() && !trains && !(CARD_V & 1); }
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }
@@ -66,9 +69,9 @@ struct ChunkedConfig {
     GDN_HOST_DEVICE constexpr int key_tiles() const { return (head_k + kTileElements - 1) / kTileElements; }
     // setmaxnreg per role; value warpgroups hold the state and need the most registers, fewer for short keys.
     GDN_HOST_DEVICE constexpr int scores_registers() const { return value_groups == 2 && head_k == 128 ? 64 : 80; }
-    GDN_HOST_DEVICE constexpr int inverse_registers() const { return value_groups == 2 ? 64 : 112; }
+    GDN_HOST_DEVICE constexpr int inverse_registers() const { return value_groups == 2 ? (head_k == 128 && CARD_V & 12 ? 80 : 64) : 112; }
     GDN_HOST_DEVICE constexpr int value_registers() const {
-        return is_wide() ? 256 : value_groups == 1 ? 208 : head_k == 128 ? 192 : 184;
+        return is_wide() ? 256 : value_groups == 1 ? 208 : head_k == 128 && !(CARD_V & 12) ? 192 : 184;
     }
 };
 

@@ -9,6 +9,7 @@
 // < w.
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/config.cuh>
 #include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
 #include <gdn_cuda/kernels/common/mma.cuh>
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
@@ -109,6 +110,102 @@ struct HalfInverse : TriangleInverse {
         inverse[3] = word_of(block, 8 + g, 1);
     }
 
+#if CARD_V & 2
+    // Factors of this warp's column: of its block on the diagonal, and from its tokens to the last of the block.
+    struct ColumnFactors {
+        float diagonal[8];
+        float2 scale;
+    };
+    __device__ __forceinline__ void find_factors(ColumnFactors& factors, HalfBlocks& scratch, const float (&betas)[kChunk],
+                                                 const float (&gates)[kChunk], int thread) const {
+        if (warp < 3) {
+            const int column = thread < 48 ? 0 : thread < 80 ? 1 : 2;
+            scratch.decays[thread] = exp2_fast(gates[thread + 16 - 16 * column + (column == 0 ? 0 : column == 1 ? -16 : -32)] -
+                                               gates[16 * column + 15]);
+        }
+        const float2 beta = betas_of(betas, warp);
+        const float own[2] = {gates[16 * warp + g], gates[16 * warp + g + 8]}, end = gates[16 * warp + 15];
+        factors.scale = {-beta.x * exp2_fast(end - own[0]), -beta.y * exp2_fast(end - own[1])};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int n = i / 2, column = i % 2;
+            const float2 gate = pair_at(&gates[16 * warp + 8 * n + 2 * t]);
+            const float b = column == 0 ? -beta.x : -beta.y;
+            const bool below[2] = {n > column || (n == column && 2 * t >= g), n > column || (n == column && 2 * t + 1 >= g)};
+            factors.diagonal[2 * i] = below[0] ? b * exp2_fast(gate.x - own[column]) : 0.f;
+            factors.diagonal[2 * i + 1] = below[1] ? b * exp2_fast(gate.y - own[column]) : 0.f;
+        }
+    }
+    // Calls visit(block of T diag(beta), 0) for this warp's block on the diagonal.
+    template <class Visit>
+    __device__ __forceinline__ void visit_half_diagonal(const HalfOperand& diagonal, const ColumnFactors& factors,
+                                                        Visit&& visit) const {
+        Transposed x;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 pair = unpack<DType::f16>(diagonal[i]);
+            x[i / 2][2 * (i % 2)] = pair.x * factors.diagonal[2 * i];
+            x[i / 2][2 * (i % 2) + 1] = pair.y * factors.diagonal[2 * i + 1];
+        }
+        visit(x, 0);
+    }
+    // Computes this warp's column of blocks below the diagonal, downwards, transposed, so that each result is the next left
+    // operand. Calls visit(block of T diag(beta), blocks below the diagonal).
+    template <class Visit>
+    __device__ __forceinline__ void for_each_half_block_below(const HalfBlocks& scratch, const HalfOperand& diagonal,
+                                                              const float2& scale, Visit&& visit) const {
+        if (warp == 3) return;
+        HalfOperand column[3] = {{diagonal[0], diagonal[1], diagonal[2], diagonal[3]}};
+        const auto crossed = VectorOfLane::crossed(lane), straight = VectorOfLane::straight(lane);
+        const unsigned blocks = shared_address(scratch.blocks);
+        const float* decays = scratch.decays + (warp == 0 ? 0 : warp == 1 ? 48 : 80) + 2 * t;
+        // The upper right quarter of an inverse is not stored.
+        multiply_half_down<1>(
+            blocks + HalfBlock::vector(crossed.row, crossed.vector),
+            blocks + HalfBlock::vector(straight.vector == 0 ? straight.row % 8 : straight.row, straight.vector), column, scale,
+            decays, visit);
+    }
+
+  private:
+    __device__ __forceinline__ unsigned word_of(const unsigned char* block, int row, int vector) const {
+        return *reinterpret_cast<const unsigned*>(block + HalfBlock::vector(row, vector) + 4 * t);
+    }
+    template <int kBelow, class Visit>
+    __device__ __forceinline__ void multiply_half_down(unsigned rows, unsigned inverses, HalfOperand (&column)[3], float2 scale,
+                                                       const float* decays, Visit& visit) const {
+        if (warp + kBelow > 3) return;
+        const int first = half_block(warp + kBelow, warp) * static_cast<int>(sizeof(HalfBlock));
+        Transposed sum = {}, odd = {}, next = {};  // two sums shorten the chain of dependent MMAs
+        unsigned right[4];
+#pragma unroll
+        for (int m = 0; m < kBelow; ++m) {
+            ldmatrix_x4(right, rows + first + m * sizeof(HalfBlock));
+            Transposed& to = m % 2 == 0 ? sum : odd;
+            mma_m16n8k16<DType::f16>(to[0], column[m], right[0], right[1]);
+            mma_m16n8k16<DType::f16>(to[1], column[m], right[2], right[3]);
+        }
+        ldmatrix_x4_trans(right, inverses + first + kBelow * sizeof(HalfBlock));
+        if constexpr (kBelow > 1)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] += odd[i / 4][i % 4];
+        HalfOperand left;
+        as_left<DType::f16>(left, sum[0], sum[1]);
+        mma_m16n8k16<DType::f16>(next[0], left, right[0], 0);
+        mma_m16n8k16<DType::f16>(next[1], left, right[2], right[3]);
+        Transposed x;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            const float2 row = pair_at(&decays[16 * (kBelow - 1) + 8 * n]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) x[n][i] = next[n][i] * (i < 2 ? scale.x : scale.y) * (i % 2 == 0 ? row.x : row.y);
+        }
+        visit(x, kBelow);
+        if constexpr (kBelow < 3) {
+            as_left<DType::f16>(column[kBelow], next[0], next[1]);
+            multiply_half_down<kBelow + 1>(rows, inverses, column, scale, decays, visit);
+        }
+    }
+#else
     // Calls visit(block of T diag(beta), 0) for this warp's block on the diagonal.
     template <class Visit>
     __device__ __forceinline__ void visit_half_diagonal(const HalfOperand& diagonal, const float (&betas)[kChunk],
@@ -189,6 +286,7 @@ struct HalfInverse : TriangleInverse {
             multiply_half_down<kBelow + 1>(rows, inverses, column, scale, end, gates, visit);
         }
     }
+#endif
 };
 
 }  // namespace gdn_cuda::gdn

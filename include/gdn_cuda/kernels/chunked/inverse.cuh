@@ -159,8 +159,16 @@ struct InverseRole : HalfInverse {
         HalfOperand diagonal;
         load_half_diagonal(diagonal, half_blocks());
         store_residual(inverse_residual, [&](auto&& visit) {
+#if CARD_V & 2
+            ColumnFactors column;
+            find_factors(column, half_blocks(), factors.beta, factors.gate, thread);
+            __syncwarp();
+            visit_half_diagonal(diagonal, column, visit);
+            for_each_half_block_below(half_blocks(), diagonal, column.scale, visit);
+#else
             visit_half_diagonal(diagonal, factors.beta, factors.gate, visit);
             for_each_half_block_below(half_blocks(), diagonal, factors.beta, factors.gate, visit);
+#endif
         });
     }
 
@@ -168,8 +176,16 @@ struct InverseRole : HalfInverse {
         if constexpr (kConfig.persistent) {
             run_work_tiles();
         } else if (!kConfig.chained || !shared.work.cache.loads) {
+            float products[32];
+            if constexpr (kAhead)
+                if (shared.work.tokens.chunks > 0) start_keys(products, 0);
 #pragma unroll 1
-            for (int chunk = index(); chunk < shared.work.tokens.chunks; chunk += kConfig.inverse_groups) run_chunk(chunk);
+            for (int chunk = index(); chunk < shared.work.tokens.chunks; chunk += kConfig.inverse_groups)
+                run_chunk(chunk, products);
+            if constexpr (kAhead) {
+                cute::warpgroup_wait<0>();
+                warpgroup_fence_operand(products);
+            }
         }
     }
 
@@ -179,21 +195,26 @@ struct InverseRole : HalfInverse {
     enum Ends { no_work_tile, work_tile, block };
 
     __device__ __forceinline__ void run_work_tiles() {
+        float products[32];
+        if constexpr (kAhead) start_keys(products, 0);
 #pragma unroll 1
         for (int chunk = 0;; ++chunk) {
-            const int ends = run_chunk(chunk);
+            const int ends = run_chunk(chunk, products);
             if (ends == no_work_tile) [[likely]]
                 continue;
             if (warp == kPlanWarp) plan_work_tiles(shared, args);
             if (ends == block) break;
         }
+        if constexpr (kAhead) {
+            cute::warpgroup_wait<0>();
+            warpgroup_fence_operand(products);
+        }
     }
-    // Returns what ends with the chunk, if the block is persistent.
-    __device__ __forceinline__ int run_chunk(int chunk) {
+    static constexpr bool kAhead = CARD_V & 4 && kHalf && kConfig.inverse_groups == 1 && kConfig.value_groups == 2 && !kStrided;
+
+    __device__ __forceinline__ void start_keys(float (&products)[32], int chunk) {
         const PipelineStage<kConfig.stages> current(chunk);
-        find_lane();
         auto&& stage = tiles_of<kConfig>(shared, chunk, current.index);
-        auto& factors = shared.factors[current.index];
         barrier(shared.stage_full[current.index]).wait(current.parity);
         if (tokens_of<kConfig, kStrided>(shared, chunk, current.index) < kChunk) [[unlikely]] {
             if constexpr (kConfig.is_wide()) {
@@ -204,16 +225,47 @@ struct InverseRole : HalfInverse {
             cutlass::arch::fence_view_async_shared();
             NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
         }
-        float products[32];
         start_token_products<kConfig>(products, stage.key, stage.key);
+    }
+    // Of the next chunk, or of the last again.
+    __device__ __forceinline__ void start_next_keys(float (&products)[32], int chunk, int stage) {
+        int last;
+        if constexpr (kConfig.persistent)
+            last = __any_sync(0xffffffffu, shared.work_tiles.chunks[stage].is_last);
+        else
+            last = chunk + 1 >= shared.work.tokens.chunks;
+        const int next = chunk + 1 - last;
+        const PipelineStage<kConfig.stages> current(next);
+        auto&& tiles = tiles_of<kConfig>(shared, next, current.index);
+        barrier(shared.stage_full[current.index]).wait(current.parity);
+        if (!last && tokens_of<kConfig, kStrided>(shared, next, current.index) < kChunk) [[unlikely]] {
+            clear_tokens_from<kConfig>(tiles, thread, tokens_of<kConfig, kStrided>(shared, next, current.index));
+            cutlass::arch::fence_view_async_shared();
+            NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
+        }
+        start_token_products<kConfig>(products, tiles.key, tiles.key);
+    }
+    // Returns what ends with the chunk, if the block is persistent.
+    __device__ __forceinline__ int run_chunk(int chunk, float (&products)[32]) {
+        const PipelineStage<kConfig.stages> current(chunk);
+        find_lane();
+        auto& factors = shared.factors[current.index];
+        const auto wait_for_scratch = [&] {  // the other warps have read the previous chunk's blocks
+            barrier(shared.scratch_empty[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
+        };
+        if constexpr (!kAhead) start_keys(products, chunk);
+#if CARD_V & 2
+        ColumnFactors column;
+        if constexpr (kHalf) {
+            wait_for_scratch();
+            find_factors(column, half_blocks(), factors.beta, factors.gate, thread);
+        }
+#endif
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(products);
         if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
         const int slot = chunk % kConfig.slots();
         auto& matrices = shared.matrices[slot];
-        const auto wait_for_scratch = [&] {  // the other warps have read the previous chunk's blocks
-            barrier(shared.scratch_empty[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
-        };
         const auto wait_for_matrices = [&] {
             if constexpr (kConfig.is_wide()) {
                 barrier(shared.inverse_empty).wait(static_cast<unsigned>(chunk) & 1 ^ 1);
@@ -230,7 +282,7 @@ struct InverseRole : HalfInverse {
                 barrier(shared.exponents_full[current.index]).wait(current.parity);
                 normalize(products, factors.key_row);
             }
-            wait_for_scratch();
+            if constexpr (!(CARD_V & 2)) wait_for_scratch();
             unsigned below = 0;
             const bool within = store_half_blocks(below, half_blocks(), products, betas_of(factors.beta, warp));
             __syncwarp();
@@ -238,14 +290,25 @@ struct InverseRole : HalfInverse {
             invert_half_diagonal(diagonal, half_blocks(), below);
             const bool is_beyond = any_of_warpgroup(!within | !betas_are_within(factors.beta));
             wait_for_matrices();
+#if CARD_V & 32
+            if (is_beyond && thread == 0) printf("beyond\n");
+#endif
             if (is_beyond) [[unlikely]] {
                 find_lane();
                 decay_and_store_blocks(products, factors);
+            }
+            if constexpr (kAhead) start_next_keys(products, chunk, current.index);
+            if (is_beyond) [[unlikely]] {
                 cancels = store_tf32_column(factors, matrices, [] {});
             } else {
                 ColumnStore store(*this, matrices);
+#if CARD_V & 2
+                visit_half_diagonal(diagonal, column, store);
+                for_each_half_block_below(half_blocks(), diagonal, column.scale, store);
+#else
                 visit_half_diagonal(diagonal, factors.beta, factors.gate, store);
                 for_each_half_block_below(half_blocks(), diagonal, factors.beta, factors.gate, store);
+#endif
                 cancels = store.cancels();
                 if (cancels) [[unlikely]]
                     store_half_residual(factors, matrices.inverse_residual);

@@ -25,6 +25,7 @@ struct HalfBlocks {
     static constexpr int kEighth = 80;  // floats from one 8 x 8 block to the next: no bank conflicts
     HalfBlock blocks[kTriangleBlocks];  // A' below the diagonal, row by row; on it the transposes of N
     float diagonal[4][2 * kEighth];     // the 8 x 8 blocks of A' on its diagonal
+    float decays[96];  // from the last token of a column of blocks to the tokens below it
 };
 
 }  // namespace gdn_cuda::gdn
