@@ -1,5 +1,5 @@
 import sys, torch
-sys.path.insert(0, "/tmp/asks/card/tools_card")
+sys.path.insert(0, __file__.rsplit("/", 1)[0])
 from turns import shapes
 from gdn_cuda.gdn.measure_prefill import prefill_work
 work = prefill_work(shapes()[sys.argv[1].replace("_", " ")], "cuda")

@@ -76,8 +76,7 @@ def start(variants):
     children = {}
     for v in variants:
         tree = f"/tmp/card_v{v}"
-        rest = os.environ.get("PYTHONPATH", "").split(":")
-        env = dict(os.environ, PYTHONPATH=":".join([tree] + [p for p in rest if p != os.getcwd()]))
+        env = dict(os.environ, PYTHONPATH=tree + ":" + os.environ.get("PYTHONPATH", ""))
         children[v] = subprocess.Popen([sys.executable, HERE, "child"], cwd=tree, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=open(f"/tmp/card_v{v}.err", "w"))
     return children
 
