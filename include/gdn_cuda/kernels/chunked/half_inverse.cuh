@@ -116,11 +116,11 @@ struct HalfInverse : TriangleInverse {
         float diagonal[8];
         float2 scale;
     };
-    __device__ __forceinline__ void find_factors(ColumnFactors& factors, HalfBlocks& scratch, const float (&betas)[kChunk],
+    __device__ __forceinline__ void find_factors(ColumnFactors& factors, float (&decays)[kDecays], const float (&betas)[kChunk],
                                                  const float (&gates)[kChunk], int thread) const {
         if (warp < 3) {
             const int column = thread < 48 ? 0 : thread < 80 ? 1 : 2;
-            scratch.decays[thread] = exp2_fast(gates[thread + 16 - 16 * column + (column == 0 ? 0 : column == 1 ? -16 : -32)] -
+            decays[thread] = exp2_fast(gates[thread + 16 - (column == 0 ? 0 : column == 1 ? 32 : 48)] -
                                                gates[16 * column + 15]);
         }
         const float2 beta = betas_of(betas, warp);
@@ -153,12 +153,12 @@ struct HalfInverse : TriangleInverse {
     // operand. Calls visit(block of T diag(beta), blocks below the diagonal).
     template <class Visit>
     __device__ __forceinline__ void for_each_half_block_below(const HalfBlocks& scratch, const HalfOperand& diagonal,
-                                                              const float2& scale, Visit&& visit) const {
+                                                              const float2& scale, const float (&all_decays)[kDecays], Visit&& visit) const {
         if (warp == 3) return;
         HalfOperand column[3] = {{diagonal[0], diagonal[1], diagonal[2], diagonal[3]}};
         const auto crossed = VectorOfLane::crossed(lane), straight = VectorOfLane::straight(lane);
         const unsigned blocks = shared_address(scratch.blocks);
-        const float* decays = scratch.decays + (warp == 0 ? 0 : warp == 1 ? 48 : 80) + 2 * t;
+        const float* decays = all_decays + (warp == 0 ? 0 : warp == 1 ? 48 : 80) + 2 * t;
         // The upper right quarter of an inverse is not stored.
         multiply_half_down<1>(
             blocks + HalfBlock::vector(crossed.row, crossed.vector),

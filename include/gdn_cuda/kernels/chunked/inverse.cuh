@@ -5,18 +5,17 @@
 // It is the busiest role: instructions added here lengthen every chunk.
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/factors.cuh>
-#include <gdn_cuda/kernels/chunked/half_inverse.cuh>
+#include <gdn_cuda/kernels/chunked/key_products.cuh>
 #include <gdn_cuda/kernels/chunked/persistent.cuh>
 #include <gdn_cuda/kernels/chunked/token_products.cuh>
 
 namespace gdn_cuda::gdn {
 
 template <ChunkedConfig kConfig, bool kStrided = false>
-struct InverseRole : HalfInverse {
+struct InverseRole : KeyProducts {
     using Plan = ChunkedPlan<kConfig>;
     using Factors = typename Plan::Factors;
-    static constexpr bool kHalf = kConfig.inverts_in_half();
+    static constexpr bool kHalf = kConfig.inverts_in_half(), kForms = kConfig.scores_multiply_keys();
 
     Plan& shared;
     const ChunkedArgs& args;
@@ -28,38 +27,6 @@ struct InverseRole : HalfInverse {
     }
     __device__ __forceinline__ HalfBlocks& half_blocks() const { return shared.inverse[index()].half; }
     __device__ __forceinline__ TriangleBlock* blocks() const { return shared.inverse[index()].blocks; }
-
-    // With norms: the diagonal of k k^T has their squares. Four lanes hold a row; one of them has its diagonal element.
-    __device__ __forceinline__ void compute_key_exponents(const float (&products)[32], Factors& factors) const {
-        // By selections alone: ptxas serialises wgmmas whose accumulators are read after a branch.
-        float squares[2] = {};
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const float x = opaque(g % 2 == 0 ? products[i / 2 * 8 + i % 2 * 6] : products[i / 2 * 8 + i % 2 * 6 + 1]);
-            if (i / 2 == warp) squares[i % 2] = x;
-        }
-        if (t != g / 2) return;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int token = 16 * warp + g + 8 * i;
-            const float log_norm = log_inverse_norm(squares[i]);
-            store_key_exponents<kHalf>(factors, token, log_norm);
-            factors.key_scale[token] = log_norm;  // scores replaces it by the scale
-            if constexpr (kHalf) factors.key_row[token] = exp2_fast(log_norm);
-        }
-    }
-
-    // Products of keys times their inverse norms.
-    __device__ __forceinline__ void normalize(float (&products)[32], const float (&norms)[kChunk]) const {
-        const float row[2] = {norms[16 * warp + g], norms[16 * warp + g + 8]};
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-            if (n / 2 > warp) break;
-            const float2 column = pair_at(&norms[8 * n + 2 * t]);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) products[4 * n + i] *= row[i / 2] * (i % 2 == 0 ? column.x : column.y);
-        }
-    }
 
     // This warp's row of blocks of -A; off-diagonal blocks rounded to tf32.
     __device__ __forceinline__ void store_blocks(const float (&products)[32], const float (&beta)[kChunk]) {
@@ -154,17 +121,14 @@ struct InverseRole : HalfInverse {
         return cancels;
     }
     // T's rounding residual, from fp16 blocks that have been inverted.
-    __device__ __forceinline__ void store_half_residual(const Factors& factors, SwizzledTile& inverse_residual) {
+    __device__ __forceinline__ void store_half_residual(const Factors& factors, const ColumnFactors& column, float (&decays)[kDecays], SwizzledTile& inverse_residual) {
         find_lane();
         HalfOperand diagonal;
         load_half_diagonal(diagonal, half_blocks());
         store_residual(inverse_residual, [&](auto&& visit) {
 #if CARD_V & 2
-            ColumnFactors column;
-            find_factors(column, half_blocks(), factors.beta, factors.gate, thread);
-            __syncwarp();
             visit_half_diagonal(diagonal, column, visit);
-            for_each_half_block_below(half_blocks(), diagonal, column.scale, visit);
+            for_each_half_block_below(half_blocks(), diagonal, column.scale, decays, visit);
 #else
             visit_half_diagonal(diagonal, factors.beta, factors.gate, visit);
             for_each_half_block_below(half_blocks(), diagonal, factors.beta, factors.gate, visit);
@@ -253,17 +217,21 @@ struct InverseRole : HalfInverse {
         const auto wait_for_scratch = [&] {  // the other warps have read the previous chunk's blocks
             barrier(shared.scratch_empty[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
         };
-        if constexpr (!kAhead) start_keys(products, chunk);
-#if CARD_V & 2
+        if constexpr (!kAhead && !kForms) start_keys(products, chunk);
         ColumnFactors column;
+#if CARD_V & 2
+        auto& decays = half_blocks().decays;
         if constexpr (kHalf) {
+            if constexpr (kForms) barrier(shared.stage_full[current.index]).wait(current.parity);
             wait_for_scratch();
-            find_factors(column, half_blocks(), factors.beta, factors.gate, thread);
+            find_factors(column, decays, factors.beta, factors.gate, thread);
         }
 #endif
-        cute::warpgroup_wait<0>();
-        warpgroup_fence_operand(products);
-        if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
+        if constexpr (!kForms) {
+            cute::warpgroup_wait<0>();
+            warpgroup_fence_operand(products);
+            if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
+        }
         const int slot = chunk % kConfig.slots();
         auto& matrices = shared.matrices[slot];
         const auto wait_for_matrices = [&] {
@@ -275,9 +243,37 @@ struct InverseRole : HalfInverse {
             }
         };
         bool cancels;
+#if CARD_V & 2
+        if constexpr (kForms) {
+            barrier(shared.products_full).wait(static_cast<unsigned>(chunk) & 1);
+            const bool is_beyond =
+                __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(half_blocks().is_beyond), 0) != 0;
+            HalfOperand diagonal;
+            invert_half_diagonal(diagonal, half_blocks(), half_blocks().below[warp][lane]);
+            this->warpgroup_sync();
+            wait_for_matrices();
+            if (is_beyond) [[unlikely]] {
+                find_lane();
+                start_token_products<kConfig>(products, tiles_of<kConfig>(shared, chunk, current.index).key,
+                                              tiles_of<kConfig>(shared, chunk, current.index).key);
+                cute::warpgroup_wait<0>();
+                warpgroup_fence_operand(products);
+                if (args.call.qk_norm) normalize(products, factors.key_row);
+                decay_and_store_blocks(products, factors);
+                cancels = store_tf32_column(factors, matrices, [] {});
+            } else {
+                ColumnStore store(*this, matrices);
+                visit_half_diagonal(diagonal, column, store);
+                for_each_half_block_below(half_blocks(), diagonal, column.scale, decays, store);
+                cancels = store.cancels();
+                if (cancels) [[unlikely]]
+                    store_half_residual(factors, column, decays, matrices.inverse_residual);
+            }
+        } else
+#endif
         if constexpr (kHalf) {
             if (args.call.qk_norm) {
-                compute_key_exponents(products, factors);
+                compute_key_exponents<kHalf>(products, factors);
                 barrier(shared.exponents_full[current.index]).arrive();
                 barrier(shared.exponents_full[current.index]).wait(current.parity);
                 normalize(products, factors.key_row);
@@ -304,18 +300,18 @@ struct InverseRole : HalfInverse {
                 ColumnStore store(*this, matrices);
 #if CARD_V & 2
                 visit_half_diagonal(diagonal, column, store);
-                for_each_half_block_below(half_blocks(), diagonal, column.scale, store);
+                for_each_half_block_below(half_blocks(), diagonal, column.scale, decays, store);
 #else
                 visit_half_diagonal(diagonal, factors.beta, factors.gate, store);
                 for_each_half_block_below(half_blocks(), diagonal, factors.beta, factors.gate, store);
 #endif
                 cancels = store.cancels();
                 if (cancels) [[unlikely]]
-                    store_half_residual(factors, matrices.inverse_residual);
+                    store_half_residual(factors, column, decays, matrices.inverse_residual);
             }
         } else {
             if (args.call.qk_norm) {
-                compute_key_exponents(products, factors);
+                compute_key_exponents<kHalf>(products, factors);
                 barrier(shared.exponents_full[current.index]).arrive();
             }
             barrier(shared.exponents_full[current.index]).wait(current.parity);
