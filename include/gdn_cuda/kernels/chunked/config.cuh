@@ -5,7 +5,7 @@
 #include <gdn_cuda/kernels/hopper/warpgroup.cuh>
 
 #ifndef CARD_V
-#define CARD_V 18
+#define CARD_V 82
 #endif
 namespace gdn_cuda::gdn {
 
@@ -74,8 +74,8 @@ struct ChunkedConfig {
     GDN_HOST_DEVICE constexpr int rows_per_block() const { return value_groups * kValueRows; }
     GDN_HOST_DEVICE constexpr int key_tiles() const { return (head_k + kTileElements - 1) / kTileElements; }
     // setmaxnreg per role; value warpgroups hold the state and need the most registers, fewer for short keys.
-    GDN_HOST_DEVICE constexpr int scores_registers() const { return value_groups == 2 && head_k == 128 ? (CARD_V & 64 ? 56 : 64) : 80; }
-    GDN_HOST_DEVICE constexpr int inverse_registers() const { return value_groups == 2 ? (head_k == 128 && CARD_V & 128 ? 72 : 64) : 112; }
+    GDN_HOST_DEVICE constexpr int scores_registers() const { return value_groups == 2 && head_k == 128 ? 64 : 80; }
+    GDN_HOST_DEVICE constexpr int inverse_registers() const { return value_groups == 2 ? 64 : 112; }
     GDN_HOST_DEVICE constexpr int value_registers() const {
         return is_wide() ? 256 : value_groups == 1 ? 208 : head_k == 128 ? 192 : 184;
     }

@@ -57,7 +57,11 @@ struct HalfInverse : TriangleInverse {
             if (column == warp) {
                 *reinterpret_cast<float2*>(diagonal) = {x[0], x[1]};
                 *reinterpret_cast<float2*>(diagonal + HalfBlocks::kEighth) = {x[6], x[7]};
+#if CARD_V & 64
+                *reinterpret_cast<float2*>(&scratch.below32[warp][8 * g + 2 * t]) = {x[2], x[3]};
+#else
                 below = pack<DType::f16>(x[2], x[3]);
+#endif
                 break;
             }
             stmatrix_x4(to + column * sizeof(HalfBlock), pack<DType::f16>(x[0], x[1]), pack<DType::f16>(x[2], x[3]),
@@ -100,6 +104,51 @@ struct HalfInverse : TriangleInverse {
         mma_m16n8k16<DType::f16>(corner, left, transposed(inverse[3]), 0);
         inverse[2] = pack<DType::f16>(corner[0], corner[1]);
         *reinterpret_cast<unsigned*>(block + HalfBlock::vector(g, 1) + 4 * t) = inverse[2];
+    }
+    // The same in fp32 throughout: no product waits for the tensor cores behind other roles' wgmmas.
+    __device__ __forceinline__ void substitute_half_diagonal(HalfOperand& inverse, HalfBlocks& scratch) const {
+        const float *const corner = scratch.below32[warp], *const second = scratch.diagonal[warp] + HalfBlocks::kEighth;
+        float x[8];
+        substitute(x, scratch.diagonal[warp] + lane / 8 % 2 * HalfBlocks::kEighth,
+                   [&](int i) { return i == lane % 8 ? -1.f : 0.f; });
+        // The block below them: lanes of the first one multiply four rows each by their column of it.
+        float product[4], z[8];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float* const row = &corner[8 * (lane / 16 * 4 + i)];
+            const float4 a = *reinterpret_cast<const float4*>(row), b = *reinterpret_cast<const float4*>(row + 4);
+            product[i] = -fmaf(a.x, x[0], fmaf(a.y, x[1], fmaf(a.z, x[2], a.w * x[3]))) -
+                         fmaf(b.x, x[4], fmaf(b.y, x[5], fmaf(b.z, x[6], b.w * x[7])));
+        }
+        float others[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) others[i] = __shfl_xor_sync(0xffffffffu, product[i], 16);
+        substitute(z, second, [&](int i) { return i / 4 == lane / 16 ? product[i % 4] : others[i % 4]; });
+        unsigned char* const block = scratch.blocks[half_block(warp, warp)].bytes;
+        if (lane < 16) *reinterpret_cast<uint4*>(block + HalfBlock::vector(lane, lane / 8)) = packed_column(x);
+        if (lane < 8) *reinterpret_cast<uint4*>(block + HalfBlock::vector(lane, 1)) = packed_column(z);
+        __syncwarp();
+        load_half_diagonal(inverse, scratch);
+    }
+    template <class First>
+    __device__ __forceinline__ static void substitute(float (&x)[8], const float* rows, First&& first) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            float sum = first(i);
+#pragma unroll
+            for (int m = 0; m < i; m += 4) {
+                const float4 a = *reinterpret_cast<const float4*>(&rows[8 * i + m]);
+                sum = fmaf(-a.x, x[m], sum);
+                if (m + 1 < i) sum = fmaf(-a.y, x[m + 1], sum);
+                if (m + 2 < i) sum = fmaf(-a.z, x[m + 2], sum);
+                if (m + 3 < i) sum = fmaf(-a.w, x[m + 3], sum);
+            }
+            x[i] = sum;
+        }
+    }
+    __device__ __forceinline__ static uint4 packed_column(const float (&x)[8]) {
+        return {pack<DType::f16>(x[0], x[1]), pack<DType::f16>(x[2], x[3]), pack<DType::f16>(x[4], x[5]),
+                pack<DType::f16>(x[6], x[7])};
     }
     // The same once it has been stored.
     __device__ __forceinline__ void load_half_diagonal(HalfOperand& inverse, const HalfBlocks& scratch) const {

@@ -249,7 +249,15 @@ struct InverseRole : KeyProducts {
             const bool is_beyond =
                 __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(half_blocks().is_beyond), 0) != 0;
             HalfOperand diagonal;
+#if CARD_V & 256
+            wait_for_matrices();
+            cancels = false;
+#else
+#if CARD_V & 64
+            substitute_half_diagonal(diagonal, half_blocks());
+#else
             invert_half_diagonal(diagonal, half_blocks(), half_blocks().below[warp][lane]);
+#endif
             this->warpgroup_sync();
             wait_for_matrices();
             if (is_beyond) [[unlikely]] {
@@ -269,6 +277,7 @@ struct InverseRole : KeyProducts {
                 if (cancels) [[unlikely]]
                     store_half_residual(factors, column, decays, matrices.inverse_residual);
             }
+#endif
         } else
 #endif
         if constexpr (kHalf) {
@@ -283,7 +292,11 @@ struct InverseRole : KeyProducts {
             const bool within = store_half_blocks(below, half_blocks(), products, betas_of(factors.beta, warp));
             __syncwarp();
             HalfOperand diagonal;
+#if CARD_V & 64
+            substitute_half_diagonal(diagonal, half_blocks());
+#else
             invert_half_diagonal(diagonal, half_blocks(), below);
+#endif
             const bool is_beyond = any_of_warpgroup(!within | !betas_are_within(factors.beta));
             wait_for_matrices();
 #if CARD_V & 32

@@ -166,7 +166,7 @@ struct ScoresRole : KeyProducts {
         barrier(shared.scratch_empty[0]).wait(static_cast<unsigned>(chunk) & 1 ^ 1);
         unsigned below = 0;
         const bool within = store_half_blocks(below, blocks, products, betas_of(factors.beta, warp));
-        blocks.below[warp][lane] = below;
+        if constexpr (!(CARD_V & 64)) blocks.below[warp][lane] = below;
         const bool all = __all_sync(0xffffffffu, within & betas_are_within(factors.beta));
         if (lane == 0) blocks.is_beyond[warp] = !all;
         barrier(shared.products_full).arrive();
@@ -224,17 +224,17 @@ struct ScoresRole : KeyProducts {
                 }
             }
             float products[32];
-            start_token_products<kConfig>(products, kForms ? stage.key : stage.query, stage.key);
-            if (args.call.qk_norm) {
-                compute_query_factors(stage.query, factors);
-            } else {
+            if constexpr (!(CARD_V & 512)) start_token_products<kConfig>(products, kForms ? stage.key : stage.query, stage.key);
+            else for (int i = 0; i < 32; ++i) products[i] = thread == 2000 ? 1.f : 0.f;
+            if (!args.call.qk_norm) {
                 compute_factors(factors);
                 barrier(shared.exponents_full[current.index]).arrive();
             }
             if constexpr (kForms) {
                 store_key_products(products, chunk, current);
-                start_token_products<kConfig>(products, stage.query, stage.key);
+                if constexpr (!(CARD_V & 512)) start_token_products<kConfig>(products, stage.query, stage.key);
             }
+            if (args.call.qk_norm) compute_query_factors(stage.query, factors);
             barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
             if constexpr (kConfig.persistent) work_tile += __any_sync(0xffffffffu, ends_before(work_of(work_tile), chunk + 1));
             if (!kStrided && chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, work_tile, next);

@@ -27,7 +27,10 @@ struct HalfBlocks {
     HalfBlock blocks[kTriangleBlocks];  // A' below the diagonal, row by row; on it the transposes of N
     float diagonal[4][2 * kEighth];     // the 8 x 8 blocks of A' on its diagonal
     // Where scores forms A': the lower left quarters of the blocks on the diagonal, and which rows are beyond fp16.
-    unsigned below[4][32];
+    union {
+        unsigned below[4][32];
+        float below32[4][kEighth];
+    };
     float decays[kDecays];
     alignas(4) bool is_beyond[4];
 };
