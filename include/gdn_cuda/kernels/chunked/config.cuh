@@ -5,7 +5,7 @@
 #include <gdn_cuda/kernels/hopper/warpgroup.cuh>
 
 #ifndef CARD_V
-#define CARD_V 82
+#define CARD_V 1106
 #endif
 namespace gdn_cuda::gdn {
 
@@ -65,7 +65,7 @@ struct ChunkedConfig {
     // Whether scores forms k k^T, and the inverse works on what it stored: where one inverse warpgroup serves two value
     // warpgroups.
     GDN_HOST_DEVICE constexpr bool scores_multiply_keys() const {
-        return CARD_V & 16 && inverts_in_half() && value_groups == 2 && inverse_groups == 1;
+        return CARD_V & 16 && inverts_in_half() && value_groups == 2 && inverse_groups == 1 && !chained;
     }
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.

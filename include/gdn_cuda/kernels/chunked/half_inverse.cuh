@@ -185,6 +185,78 @@ struct HalfInverse : TriangleInverse {
             factors.diagonal[2 * i + 1] = below[1] ? b * exp2_fast(gate.y - own[column]) : 0.f;
         }
     }
+#if CARD_V & 1024
+    // Computes this warp's column of blocks, downwards, transposed, so that each result is the next left operand. Calls
+    // visit(block of T diag(beta), blocks below the diagonal), each while the next one's products run.
+    template <class Visit>
+    __device__ __forceinline__ void for_each_half_block(const HalfBlocks& scratch, const HalfOperand& diagonal,
+                                                        const ColumnFactors& factors, Visit&& visit) const {
+        HalfOperand column[3] = {{diagonal[0], diagonal[1], diagonal[2], diagonal[3]}};
+        const auto crossed = VectorOfLane::crossed(lane), straight = VectorOfLane::straight(lane);
+        const unsigned blocks = shared_address(scratch.blocks);
+        const float* decays = scratch.decays + (warp == 0 ? 0 : warp == 1 ? 48 : 80) + 2 * t;
+        // The upper right quarter of an inverse is not stored.
+        multiply_half_down<1>(
+            blocks + HalfBlock::vector(crossed.row, crossed.vector),
+            blocks + HalfBlock::vector(straight.vector == 0 ? straight.row % 8 : straight.row, straight.vector), column,
+            factors.scale, decays, visit, [&] {
+                Transposed x;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float2 pair = unpack<DType::f16>(diagonal[i]);
+                    x[i / 2][2 * (i % 2)] = pair.x * factors.diagonal[2 * i];
+                    x[i / 2][2 * (i % 2) + 1] = pair.y * factors.diagonal[2 * i + 1];
+                }
+                visit(x, 0);
+            });
+    }
+
+  private:
+    __device__ __forceinline__ unsigned word_of(const unsigned char* block, int row, int vector) const {
+        return *reinterpret_cast<const unsigned*>(block + HalfBlock::vector(row, vector) + 4 * t);
+    }
+    template <int kBelow, class Visit, class VisitBefore>
+    __device__ __forceinline__ void multiply_half_down(unsigned rows, unsigned inverses, HalfOperand (&column)[3], float2 scale,
+                                                       const float* decays, Visit& visit, VisitBefore&& visit_before) const {
+        if (warp + kBelow > 3) return visit_before();
+        const int first = half_block(warp + kBelow, warp) * static_cast<int>(sizeof(HalfBlock));
+        Transposed sum = {}, odd = {}, next = {};  // two sums shorten the chain of dependent MMAs
+        unsigned right[4];
+#pragma unroll
+        for (int m = 0; m < kBelow; ++m) {
+            ldmatrix_x4(right, rows + first + m * sizeof(HalfBlock));
+            Transposed& to = m % 2 == 0 ? sum : odd;
+            mma_m16n8k16<DType::f16>(to[0], column[m], right[0], right[1]);
+            mma_m16n8k16<DType::f16>(to[1], column[m], right[2], right[3]);
+        }
+        ldmatrix_x4_trans(right, inverses + first + kBelow * sizeof(HalfBlock));
+        visit_before();
+        if constexpr (kBelow > 1)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] += odd[i / 4][i % 4];
+        HalfOperand left;
+        as_left<DType::f16>(left, sum[0], sum[1]);
+        mma_m16n8k16<DType::f16>(next[0], left, right[0], 0);
+        mma_m16n8k16<DType::f16>(next[1], left, right[2], right[3]);
+        const auto visit_this = [&] {
+            Transposed x;
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const float2 row = pair_at(&decays[16 * (kBelow - 1) + 8 * n]);
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    x[n][i] = next[n][i] * (i < 2 ? scale.x : scale.y) * (i % 2 == 0 ? row.x : row.y);
+            }
+            visit(x, kBelow);
+        };
+        if constexpr (kBelow < 3) {
+            as_left<DType::f16>(column[kBelow], next[0], next[1]);
+            multiply_half_down<kBelow + 1>(rows, inverses, column, scale, decays, visit, visit_this);
+        } else {
+            visit_this();
+        }
+    }
+#else
     // Calls visit(block of T diag(beta), 0) for this warp's block on the diagonal.
     template <class Visit>
     __device__ __forceinline__ void visit_half_diagonal(const HalfOperand& diagonal, const ColumnFactors& factors,
@@ -254,6 +326,7 @@ struct HalfInverse : TriangleInverse {
             multiply_half_down<kBelow + 1>(rows, inverses, column, scale, decays, visit);
         }
     }
+#endif
 #else
     // Calls visit(block of T diag(beta), 0) for this warp's block on the diagonal.
     template <class Visit>

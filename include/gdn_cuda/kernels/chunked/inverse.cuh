@@ -127,8 +127,12 @@ struct InverseRole : KeyProducts {
         load_half_diagonal(diagonal, half_blocks());
         store_residual(inverse_residual, [&](auto&& visit) {
 #if CARD_V & 2
+#if CARD_V & 1024
+            for_each_half_block(half_blocks(), diagonal, column, visit);
+#else
             visit_half_diagonal(diagonal, column, visit);
             for_each_half_block_below(half_blocks(), diagonal, column.scale, decays, visit);
+#endif
 #else
             visit_half_diagonal(diagonal, factors.beta, factors.gate, visit);
             for_each_half_block_below(half_blocks(), diagonal, factors.beta, factors.gate, visit);
@@ -271,8 +275,12 @@ struct InverseRole : KeyProducts {
                 cancels = store_tf32_column(factors, matrices, [] {});
             } else {
                 ColumnStore store(*this, matrices);
+#if CARD_V & 1024
+                for_each_half_block(half_blocks(), diagonal, column, store);
+#else
                 visit_half_diagonal(diagonal, column, store);
                 for_each_half_block_below(half_blocks(), diagonal, column.scale, decays, store);
+#endif
                 cancels = store.cancels();
                 if (cancels) [[unlikely]]
                     store_half_residual(factors, column, decays, matrices.inverse_residual);
@@ -312,8 +320,12 @@ struct InverseRole : KeyProducts {
             } else {
                 ColumnStore store(*this, matrices);
 #if CARD_V & 2
+#if CARD_V & 1024
+                for_each_half_block(half_blocks(), diagonal, column, store);
+#else
                 visit_half_diagonal(diagonal, column, store);
                 for_each_half_block_below(half_blocks(), diagonal, column.scale, decays, store);
+#endif
 #else
                 visit_half_diagonal(diagonal, factors.beta, factors.gate, store);
                 for_each_half_block_below(half_blocks(), diagonal, factors.beta, factors.gate, store);
