@@ -5,7 +5,7 @@
 #include <gdn_cuda/kernels/hopper/warpgroup.cuh>
 
 #ifndef CARD_V
-#define CARD_V 1106
+#define CARD_V 3154
 #endif
 namespace gdn_cuda::gdn {
 
