@@ -335,7 +335,6 @@ __device__ __forceinline__ void set_barriers(ChunkedPlan<kConfig>& shared) {
     }
 #pragma unroll
     for (auto& word : shared.scratch_empty) set(word, kWarpgroup);
-    set(shared.products_full, kWarpgroup);
     if constexpr (kConfig.is_wide()) {
 #pragma unroll
         for (int i = 0; i < kConfig.row_stages(); ++i) {

@@ -4,9 +4,6 @@
 #include <gdn_cuda/kernels/chunked/chunk.cuh>
 #include <gdn_cuda/kernels/hopper/warpgroup.cuh>
 
-#ifndef CARD_V
-#define CARD_V 3154
-#endif
 namespace gdn_cuda::gdn {
 
 constexpr int kValueRows = 64;       // rows of the state per value warpgroup
@@ -60,13 +57,7 @@ struct ChunkedConfig {
 
     // (I + A)^-1 by fp16 products (chunked/half_inverse.cuh). Not for the backward, which divides by betas however small; with
     // long keys tf32 is faster.
-    GDN_HOST_DEVICE constexpr bool inverts_in_half() const { return !is_wide() && !trains && !(CARD_V & 1); }
-
-    // Whether scores forms k k^T, and the inverse works on what it stored: where one inverse warpgroup serves two value
-    // warpgroups.
-    GDN_HOST_DEVICE constexpr bool scores_multiply_keys() const {
-        return CARD_V & 16 && inverts_in_half() && value_groups == 2 && inverse_groups == 1 && !chained;
-    }
+    GDN_HOST_DEVICE constexpr bool inverts_in_half() const { return !is_wide() && !trains; }
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }

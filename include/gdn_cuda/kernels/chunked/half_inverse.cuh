@@ -9,7 +9,6 @@
 // < w.
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/config.cuh>
 #include <gdn_cuda/kernels/chunked/triangle_inverse.cuh>
 #include <gdn_cuda/kernels/common/mma.cuh>
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
@@ -57,11 +56,7 @@ struct HalfInverse : TriangleInverse {
             if (column == warp) {
                 *reinterpret_cast<float2*>(diagonal) = {x[0], x[1]};
                 *reinterpret_cast<float2*>(diagonal + HalfBlocks::kEighth) = {x[6], x[7]};
-#if CARD_V & 64
-                *reinterpret_cast<float2*>(&scratch.below32[warp][8 * g + 2 * t]) = {x[2], x[3]};
-#else
                 below = pack<DType::f16>(x[2], x[3]);
-#endif
                 break;
             }
             stmatrix_x4(to + column * sizeof(HalfBlock), pack<DType::f16>(x[0], x[1]), pack<DType::f16>(x[2], x[3]),
@@ -105,51 +100,6 @@ struct HalfInverse : TriangleInverse {
         inverse[2] = pack<DType::f16>(corner[0], corner[1]);
         *reinterpret_cast<unsigned*>(block + HalfBlock::vector(g, 1) + 4 * t) = inverse[2];
     }
-    // The same in fp32 throughout: no product waits for the tensor cores behind other roles' wgmmas.
-    __device__ __forceinline__ void substitute_half_diagonal(HalfOperand& inverse, HalfBlocks& scratch) const {
-        const float *const corner = scratch.below32[warp], *const second = scratch.diagonal[warp] + HalfBlocks::kEighth;
-        float x[8];
-        substitute(x, scratch.diagonal[warp] + lane / 8 % 2 * HalfBlocks::kEighth,
-                   [&](int i) { return i == lane % 8 ? -1.f : 0.f; });
-        // The block below them: lanes of the first one multiply four rows each by their column of it.
-        float product[4], z[8];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float* const row = &corner[8 * (lane / 16 * 4 + i)];
-            const float4 a = *reinterpret_cast<const float4*>(row), b = *reinterpret_cast<const float4*>(row + 4);
-            product[i] = -fmaf(a.x, x[0], fmaf(a.y, x[1], fmaf(a.z, x[2], a.w * x[3]))) -
-                         fmaf(b.x, x[4], fmaf(b.y, x[5], fmaf(b.z, x[6], b.w * x[7])));
-        }
-        float others[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) others[i] = __shfl_xor_sync(0xffffffffu, product[i], 16);
-        substitute(z, second, [&](int i) { return i / 4 == lane / 16 ? product[i % 4] : others[i % 4]; });
-        unsigned char* const block = scratch.blocks[half_block(warp, warp)].bytes;
-        if (lane < 16) *reinterpret_cast<uint4*>(block + HalfBlock::vector(lane, lane / 8)) = packed_column(x);
-        if (lane < 8) *reinterpret_cast<uint4*>(block + HalfBlock::vector(lane, 1)) = packed_column(z);
-        __syncwarp();
-        load_half_diagonal(inverse, scratch);
-    }
-    template <class First>
-    __device__ __forceinline__ static void substitute(float (&x)[8], const float* rows, First&& first) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            float sum = first(i);
-#pragma unroll
-            for (int m = 0; m < i; m += 4) {
-                const float4 a = *reinterpret_cast<const float4*>(&rows[8 * i + m]);
-                sum = fmaf(-a.x, x[m], sum);
-                if (m + 1 < i) sum = fmaf(-a.y, x[m + 1], sum);
-                if (m + 2 < i) sum = fmaf(-a.z, x[m + 2], sum);
-                if (m + 3 < i) sum = fmaf(-a.w, x[m + 3], sum);
-            }
-            x[i] = sum;
-        }
-    }
-    __device__ __forceinline__ static uint4 packed_column(const float (&x)[8]) {
-        return {pack<DType::f16>(x[0], x[1]), pack<DType::f16>(x[2], x[3]), pack<DType::f16>(x[4], x[5]),
-                pack<DType::f16>(x[6], x[7])};
-    }
     // The same once it has been stored.
     __device__ __forceinline__ void load_half_diagonal(HalfOperand& inverse, const HalfBlocks& scratch) const {
         const unsigned char* const block = scratch.blocks[half_block(warp, warp)].bytes;
@@ -159,175 +109,6 @@ struct HalfInverse : TriangleInverse {
         inverse[3] = word_of(block, 8 + g, 1);
     }
 
-#if CARD_V & 2
-    // Factors of this warp's column: of its block on the diagonal, and from its tokens to the last of the block.
-    struct ColumnFactors {
-        float diagonal[8];
-        float2 scale;
-    };
-    __device__ __forceinline__ void find_factors(ColumnFactors& factors, float (&decays)[kDecays], const float (&betas)[kChunk],
-                                                 const float (&gates)[kChunk], int thread) const {
-        if (warp < 3) {
-            const int column = thread < 48 ? 0 : thread < 80 ? 1 : 2;
-            decays[thread] = exp2_fast(gates[thread + 16 - (column == 0 ? 0 : column == 1 ? 32 : 48)] -
-                                               gates[16 * column + 15]);
-        }
-        const float2 beta = betas_of(betas, warp);
-        const float own[2] = {gates[16 * warp + g], gates[16 * warp + g + 8]}, end = gates[16 * warp + 15];
-        factors.scale = {-beta.x * exp2_fast(end - own[0]), -beta.y * exp2_fast(end - own[1])};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int n = i / 2, column = i % 2;
-            const float2 gate = pair_at(&gates[16 * warp + 8 * n + 2 * t]);
-            const float b = column == 0 ? -beta.x : -beta.y;
-            const bool below[2] = {n > column || (n == column && 2 * t >= g), n > column || (n == column && 2 * t + 1 >= g)};
-            factors.diagonal[2 * i] = below[0] ? b * exp2_fast(gate.x - own[column]) : 0.f;
-            factors.diagonal[2 * i + 1] = below[1] ? b * exp2_fast(gate.y - own[column]) : 0.f;
-        }
-    }
-#if CARD_V & 1024
-    // Computes this warp's column of blocks, downwards, transposed, so that each result is the next left operand. Calls
-    // visit(block of T diag(beta), blocks below the diagonal), each while the next one's products run.
-    template <class Visit>
-    __device__ __forceinline__ void for_each_half_block(const HalfBlocks& scratch, const HalfOperand& diagonal,
-                                                        const ColumnFactors& factors, Visit&& visit) const {
-        HalfOperand column[3] = {{diagonal[0], diagonal[1], diagonal[2], diagonal[3]}};
-        const auto crossed = VectorOfLane::crossed(lane), straight = VectorOfLane::straight(lane);
-        const unsigned blocks = shared_address(scratch.blocks);
-        const float* decays = scratch.decays + (warp == 0 ? 0 : warp == 1 ? 48 : 80) + 2 * t;
-        // The upper right quarter of an inverse is not stored.
-        multiply_half_down<1>(
-            blocks + HalfBlock::vector(crossed.row, crossed.vector),
-            blocks + HalfBlock::vector(straight.vector == 0 ? straight.row % 8 : straight.row, straight.vector), column,
-            factors.scale, decays, visit, [&] {
-                Transposed x;
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float2 pair = unpack<DType::f16>(diagonal[i]);
-                    x[i / 2][2 * (i % 2)] = pair.x * factors.diagonal[2 * i];
-                    x[i / 2][2 * (i % 2) + 1] = pair.y * factors.diagonal[2 * i + 1];
-                }
-                visit(x, 0);
-            });
-    }
-
-  private:
-    __device__ __forceinline__ unsigned word_of(const unsigned char* block, int row, int vector) const {
-        return *reinterpret_cast<const unsigned*>(block + HalfBlock::vector(row, vector) + 4 * t);
-    }
-    template <int kBelow, class Visit, class VisitBefore>
-    __device__ __forceinline__ void multiply_half_down(unsigned rows, unsigned inverses, HalfOperand (&column)[3], float2 scale,
-                                                       const float* decays, Visit& visit, VisitBefore&& visit_before) const {
-        if (warp + kBelow > 3) return visit_before();
-        const int first = half_block(warp + kBelow, warp) * static_cast<int>(sizeof(HalfBlock));
-        Transposed sum = {}, odd = {}, next = {};  // two sums shorten the chain of dependent MMAs
-        unsigned right[4];
-#pragma unroll
-        for (int m = 0; m < kBelow; ++m) {
-            ldmatrix_x4(right, rows + first + m * sizeof(HalfBlock));
-            Transposed& to = m % 2 == 0 ? sum : odd;
-            mma_m16n8k16<DType::f16>(to[0], column[m], right[0], right[1]);
-            mma_m16n8k16<DType::f16>(to[1], column[m], right[2], right[3]);
-        }
-        ldmatrix_x4_trans(right, inverses + first + kBelow * sizeof(HalfBlock));
-        visit_before();
-        if constexpr (kBelow > 1)
-#pragma unroll
-            for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] += odd[i / 4][i % 4];
-        HalfOperand left;
-        as_left<DType::f16>(left, sum[0], sum[1]);
-        mma_m16n8k16<DType::f16>(next[0], left, right[0], 0);
-        mma_m16n8k16<DType::f16>(next[1], left, right[2], right[3]);
-        const auto visit_this = [&] {
-            Transposed x;
-#pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                const float2 row = pair_at(&decays[16 * (kBelow - 1) + 8 * n]);
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    x[n][i] = next[n][i] * (i < 2 ? scale.x : scale.y) * (i % 2 == 0 ? row.x : row.y);
-            }
-            visit(x, kBelow);
-        };
-        if constexpr (kBelow < 3) {
-            as_left<DType::f16>(column[kBelow], next[0], next[1]);
-            multiply_half_down<kBelow + 1>(rows, inverses, column, scale, decays, visit, visit_this);
-        } else {
-            visit_this();
-        }
-    }
-#else
-    // Calls visit(block of T diag(beta), 0) for this warp's block on the diagonal.
-    template <class Visit>
-    __device__ __forceinline__ void visit_half_diagonal(const HalfOperand& diagonal, const ColumnFactors& factors,
-                                                        Visit&& visit) const {
-        Transposed x;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float2 pair = unpack<DType::f16>(diagonal[i]);
-            x[i / 2][2 * (i % 2)] = pair.x * factors.diagonal[2 * i];
-            x[i / 2][2 * (i % 2) + 1] = pair.y * factors.diagonal[2 * i + 1];
-        }
-        visit(x, 0);
-    }
-    // Computes this warp's column of blocks below the diagonal, downwards, transposed, so that each result is the next left
-    // operand. Calls visit(block of T diag(beta), blocks below the diagonal).
-    template <class Visit>
-    __device__ __forceinline__ void for_each_half_block_below(const HalfBlocks& scratch, const HalfOperand& diagonal,
-                                                              const float2& scale, const float (&all_decays)[kDecays], Visit&& visit) const {
-        if (warp == 3) return;
-        HalfOperand column[3] = {{diagonal[0], diagonal[1], diagonal[2], diagonal[3]}};
-        const auto crossed = VectorOfLane::crossed(lane), straight = VectorOfLane::straight(lane);
-        const unsigned blocks = shared_address(scratch.blocks);
-        const float* decays = all_decays + (warp == 0 ? 0 : warp == 1 ? 48 : 80) + 2 * t;
-        // The upper right quarter of an inverse is not stored.
-        multiply_half_down<1>(
-            blocks + HalfBlock::vector(crossed.row, crossed.vector),
-            blocks + HalfBlock::vector(straight.vector == 0 ? straight.row % 8 : straight.row, straight.vector), column, scale,
-            decays, visit);
-    }
-
-  private:
-    __device__ __forceinline__ unsigned word_of(const unsigned char* block, int row, int vector) const {
-        return *reinterpret_cast<const unsigned*>(block + HalfBlock::vector(row, vector) + 4 * t);
-    }
-    template <int kBelow, class Visit>
-    __device__ __forceinline__ void multiply_half_down(unsigned rows, unsigned inverses, HalfOperand (&column)[3], float2 scale,
-                                                       const float* decays, Visit& visit) const {
-        if (warp + kBelow > 3) return;
-        const int first = half_block(warp + kBelow, warp) * static_cast<int>(sizeof(HalfBlock));
-        Transposed sum = {}, odd = {}, next = {};  // two sums shorten the chain of dependent MMAs
-        unsigned right[4];
-#pragma unroll
-        for (int m = 0; m < kBelow; ++m) {
-            ldmatrix_x4(right, rows + first + m * sizeof(HalfBlock));
-            Transposed& to = m % 2 == 0 ? sum : odd;
-            mma_m16n8k16<DType::f16>(to[0], column[m], right[0], right[1]);
-            mma_m16n8k16<DType::f16>(to[1], column[m], right[2], right[3]);
-        }
-        ldmatrix_x4_trans(right, inverses + first + kBelow * sizeof(HalfBlock));
-        if constexpr (kBelow > 1)
-#pragma unroll
-            for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] += odd[i / 4][i % 4];
-        HalfOperand left;
-        as_left<DType::f16>(left, sum[0], sum[1]);
-        mma_m16n8k16<DType::f16>(next[0], left, right[0], 0);
-        mma_m16n8k16<DType::f16>(next[1], left, right[2], right[3]);
-        Transposed x;
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-            const float2 row = pair_at(&decays[16 * (kBelow - 1) + 8 * n]);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) x[n][i] = next[n][i] * (i < 2 ? scale.x : scale.y) * (i % 2 == 0 ? row.x : row.y);
-        }
-        visit(x, kBelow);
-        if constexpr (kBelow < 3) {
-            as_left<DType::f16>(column[kBelow], next[0], next[1]);
-            multiply_half_down<kBelow + 1>(rows, inverses, column, scale, decays, visit);
-        }
-    }
-#endif
-#else
     // Calls visit(block of T diag(beta), 0) for this warp's block on the diagonal.
     template <class Visit>
     __device__ __forceinline__ void visit_half_diagonal(const HalfOperand& diagonal, const float (&betas)[kChunk],
@@ -408,7 +189,6 @@ struct HalfInverse : TriangleInverse {
             multiply_half_down<kBelow + 1>(rows, inverses, column, scale, end, gates, visit);
         }
     }
-#endif
 };
 
 }  // namespace gdn_cuda::gdn

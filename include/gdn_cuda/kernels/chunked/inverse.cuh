@@ -5,17 +5,18 @@
 // It is the busiest role: instructions added here lengthen every chunk.
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/key_products.cuh>
+#include <gdn_cuda/kernels/chunked/factors.cuh>
+#include <gdn_cuda/kernels/chunked/half_inverse.cuh>
 #include <gdn_cuda/kernels/chunked/persistent.cuh>
 #include <gdn_cuda/kernels/chunked/token_products.cuh>
 
 namespace gdn_cuda::gdn {
 
 template <ChunkedConfig kConfig, bool kStrided = false>
-struct InverseRole : KeyProducts {
+struct InverseRole : HalfInverse {
     using Plan = ChunkedPlan<kConfig>;
     using Factors = typename Plan::Factors;
-    static constexpr bool kHalf = kConfig.inverts_in_half(), kForms = kConfig.scores_multiply_keys();
+    static constexpr bool kHalf = kConfig.inverts_in_half();
 
     Plan& shared;
     const ChunkedArgs& args;
@@ -27,6 +28,38 @@ struct InverseRole : KeyProducts {
     }
     __device__ __forceinline__ HalfBlocks& half_blocks() const { return shared.inverse[index()].half; }
     __device__ __forceinline__ TriangleBlock* blocks() const { return shared.inverse[index()].blocks; }
+
+    // With norms: the diagonal of k k^T has their squares. Four lanes hold a row; one of them has its diagonal element.
+    __device__ __forceinline__ void compute_key_exponents(const float (&products)[32], Factors& factors) const {
+        // By selections alone: ptxas serialises wgmmas whose accumulators are read after a branch.
+        float squares[2] = {};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float x = opaque(g % 2 == 0 ? products[i / 2 * 8 + i % 2 * 6] : products[i / 2 * 8 + i % 2 * 6 + 1]);
+            if (i / 2 == warp) squares[i % 2] = x;
+        }
+        if (t != g / 2) return;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int token = 16 * warp + g + 8 * i;
+            const float log_norm = log_inverse_norm(squares[i]);
+            store_key_exponents<kHalf>(factors, token, log_norm);
+            factors.key_scale[token] = log_norm;  // scores replaces it by the scale
+            if constexpr (kHalf) factors.key_row[token] = exp2_fast(log_norm);
+        }
+    }
+
+    // Products of keys times their inverse norms.
+    __device__ __forceinline__ void normalize(float (&products)[32], const float (&norms)[kChunk]) const {
+        const float row[2] = {norms[16 * warp + g], norms[16 * warp + g + 8]};
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            if (n / 2 > warp) break;
+            const float2 column = pair_at(&norms[8 * n + 2 * t]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) products[4 * n + i] *= row[i / 2] * (i % 2 == 0 ? column.x : column.y);
+        }
+    }
 
     // This warp's row of blocks of -A; off-diagonal blocks rounded to tf32.
     __device__ __forceinline__ void store_blocks(const float (&products)[32], const float (&beta)[kChunk]) {
@@ -121,22 +154,13 @@ struct InverseRole : KeyProducts {
         return cancels;
     }
     // T's rounding residual, from fp16 blocks that have been inverted.
-    __device__ __forceinline__ void store_half_residual(const Factors& factors, const ColumnFactors& column, float (&decays)[kDecays], SwizzledTile& inverse_residual) {
+    __device__ __forceinline__ void store_half_residual(const Factors& factors, SwizzledTile& inverse_residual) {
         find_lane();
         HalfOperand diagonal;
         load_half_diagonal(diagonal, half_blocks());
         store_residual(inverse_residual, [&](auto&& visit) {
-#if CARD_V & 2
-#if CARD_V & 1024
-            for_each_half_block(half_blocks(), diagonal, column, visit);
-#else
-            visit_half_diagonal(diagonal, column, visit);
-            for_each_half_block_below(half_blocks(), diagonal, column.scale, decays, visit);
-#endif
-#else
             visit_half_diagonal(diagonal, factors.beta, factors.gate, visit);
             for_each_half_block_below(half_blocks(), diagonal, factors.beta, factors.gate, visit);
-#endif
         });
     }
 
@@ -144,16 +168,8 @@ struct InverseRole : KeyProducts {
         if constexpr (kConfig.persistent) {
             run_work_tiles();
         } else if (!kConfig.chained || !shared.work.cache.loads) {
-            float products[32];
-            if constexpr (kAhead)
-                if (shared.work.tokens.chunks > 0) start_keys(products, 0);
 #pragma unroll 1
-            for (int chunk = index(); chunk < shared.work.tokens.chunks; chunk += kConfig.inverse_groups)
-                run_chunk(chunk, products);
-            if constexpr (kAhead) {
-                cute::warpgroup_wait<0>();
-                warpgroup_fence_operand(products);
-            }
+            for (int chunk = index(); chunk < shared.work.tokens.chunks; chunk += kConfig.inverse_groups) run_chunk(chunk);
         }
     }
 
@@ -163,26 +179,21 @@ struct InverseRole : KeyProducts {
     enum Ends { no_work_tile, work_tile, block };
 
     __device__ __forceinline__ void run_work_tiles() {
-        float products[32];
-        if constexpr (kAhead) start_keys(products, 0);
 #pragma unroll 1
         for (int chunk = 0;; ++chunk) {
-            const int ends = run_chunk(chunk, products);
+            const int ends = run_chunk(chunk);
             if (ends == no_work_tile) [[likely]]
                 continue;
             if (warp == kPlanWarp) plan_work_tiles(shared, args);
             if (ends == block) break;
         }
-        if constexpr (kAhead) {
-            cute::warpgroup_wait<0>();
-            warpgroup_fence_operand(products);
-        }
     }
-    static constexpr bool kAhead = CARD_V & 4 && kHalf && kConfig.inverse_groups == 1 && kConfig.value_groups == 2 && !kStrided;
-
-    __device__ __forceinline__ void start_keys(float (&products)[32], int chunk) {
+    // Returns what ends with the chunk, if the block is persistent.
+    __device__ __forceinline__ int run_chunk(int chunk) {
         const PipelineStage<kConfig.stages> current(chunk);
+        find_lane();
         auto&& stage = tiles_of<kConfig>(shared, chunk, current.index);
+        auto& factors = shared.factors[current.index];
         barrier(shared.stage_full[current.index]).wait(current.parity);
         if (tokens_of<kConfig, kStrided>(shared, chunk, current.index) < kChunk) [[unlikely]] {
             if constexpr (kConfig.is_wide()) {
@@ -193,51 +204,16 @@ struct InverseRole : KeyProducts {
             cutlass::arch::fence_view_async_shared();
             NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
         }
+        float products[32];
         start_token_products<kConfig>(products, stage.key, stage.key);
-    }
-    // Of the next chunk, or of the last again.
-    __device__ __forceinline__ void start_next_keys(float (&products)[32], int chunk, int stage) {
-        int last;
-        if constexpr (kConfig.persistent)
-            last = __any_sync(0xffffffffu, shared.work_tiles.chunks[stage].is_last);
-        else
-            last = chunk + 1 >= shared.work.tokens.chunks;
-        const int next = chunk + 1 - last;
-        const PipelineStage<kConfig.stages> current(next);
-        auto&& tiles = tiles_of<kConfig>(shared, next, current.index);
-        barrier(shared.stage_full[current.index]).wait(current.parity);
-        if (!last && tokens_of<kConfig, kStrided>(shared, next, current.index) < kChunk) [[unlikely]] {
-            clear_tokens_from<kConfig>(tiles, thread, tokens_of<kConfig, kStrided>(shared, next, current.index));
-            cutlass::arch::fence_view_async_shared();
-            NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
-        }
-        start_token_products<kConfig>(products, tiles.key, tiles.key);
-    }
-    // Returns what ends with the chunk, if the block is persistent.
-    __device__ __forceinline__ int run_chunk(int chunk, float (&products)[32]) {
-        const PipelineStage<kConfig.stages> current(chunk);
-        find_lane();
-        auto& factors = shared.factors[current.index];
+        cute::warpgroup_wait<0>();
+        warpgroup_fence_operand(products);
+        if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
+        const int slot = chunk % kConfig.slots();
+        auto& matrices = shared.matrices[slot];
         const auto wait_for_scratch = [&] {  // the other warps have read the previous chunk's blocks
             barrier(shared.scratch_empty[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
         };
-        if constexpr (!kAhead && !kForms) start_keys(products, chunk);
-        ColumnFactors column;
-#if CARD_V & 2
-        auto& decays = half_blocks().decays;
-        if constexpr (kHalf) {
-            if constexpr (kForms) barrier(shared.stage_full[current.index]).wait(current.parity);
-            wait_for_scratch();
-            find_factors(column, decays, factors.beta, factors.gate, thread);
-        }
-#endif
-        if constexpr (!kForms) {
-            cute::warpgroup_wait<0>();
-            warpgroup_fence_operand(products);
-            if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
-        }
-        const int slot = chunk % kConfig.slots();
-        auto& matrices = shared.matrices[slot];
         const auto wait_for_matrices = [&] {
             if constexpr (kConfig.is_wide()) {
                 barrier(shared.inverse_empty).wait(static_cast<unsigned>(chunk) & 1 ^ 1);
@@ -247,96 +223,36 @@ struct InverseRole : KeyProducts {
             }
         };
         bool cancels;
-#if CARD_V & 2
-        if constexpr (kForms) {
-            barrier(shared.products_full).wait(static_cast<unsigned>(chunk) & 1);
-            const bool is_beyond =
-                __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(half_blocks().is_beyond), 0) != 0;
-            HalfOperand diagonal;
-#if CARD_V & 256
-            wait_for_matrices();
-            cancels = false;
-#else
-#if CARD_V & 64
-            substitute_half_diagonal(diagonal, half_blocks());
-#else
-            invert_half_diagonal(diagonal, half_blocks(), half_blocks().below[warp][lane]);
-#endif
-            this->warpgroup_sync();
-            wait_for_matrices();
-            if (is_beyond) [[unlikely]] {
-                find_lane();
-                start_token_products<kConfig>(products, tiles_of<kConfig>(shared, chunk, current.index).key,
-                                              tiles_of<kConfig>(shared, chunk, current.index).key);
-                cute::warpgroup_wait<0>();
-                warpgroup_fence_operand(products);
-                if (args.call.qk_norm) normalize(products, factors.key_row);
-                decay_and_store_blocks(products, factors);
-                cancels = store_tf32_column(factors, matrices, [] {});
-            } else {
-                ColumnStore store(*this, matrices);
-#if CARD_V & 1024
-                for_each_half_block(half_blocks(), diagonal, column, store);
-#else
-                visit_half_diagonal(diagonal, column, store);
-                for_each_half_block_below(half_blocks(), diagonal, column.scale, decays, store);
-#endif
-                cancels = store.cancels();
-                if (cancels) [[unlikely]]
-                    store_half_residual(factors, column, decays, matrices.inverse_residual);
-            }
-#endif
-        } else
-#endif
         if constexpr (kHalf) {
             if (args.call.qk_norm) {
-                compute_key_exponents<kHalf>(products, factors);
+                compute_key_exponents(products, factors);
                 barrier(shared.exponents_full[current.index]).arrive();
                 barrier(shared.exponents_full[current.index]).wait(current.parity);
                 normalize(products, factors.key_row);
             }
-            if constexpr (!(CARD_V & 2)) wait_for_scratch();
+            wait_for_scratch();
             unsigned below = 0;
             const bool within = store_half_blocks(below, half_blocks(), products, betas_of(factors.beta, warp));
             __syncwarp();
             HalfOperand diagonal;
-#if CARD_V & 64
-            substitute_half_diagonal(diagonal, half_blocks());
-#else
             invert_half_diagonal(diagonal, half_blocks(), below);
-#endif
             const bool is_beyond = any_of_warpgroup(!within | !betas_are_within(factors.beta));
             wait_for_matrices();
-#if CARD_V & 32
-            if (is_beyond && thread == 0) printf("beyond\n");
-#endif
             if (is_beyond) [[unlikely]] {
                 find_lane();
                 decay_and_store_blocks(products, factors);
-            }
-            if constexpr (kAhead) start_next_keys(products, chunk, current.index);
-            if (is_beyond) [[unlikely]] {
                 cancels = store_tf32_column(factors, matrices, [] {});
             } else {
                 ColumnStore store(*this, matrices);
-#if CARD_V & 2
-#if CARD_V & 1024
-                for_each_half_block(half_blocks(), diagonal, column, store);
-#else
-                visit_half_diagonal(diagonal, column, store);
-                for_each_half_block_below(half_blocks(), diagonal, column.scale, decays, store);
-#endif
-#else
                 visit_half_diagonal(diagonal, factors.beta, factors.gate, store);
                 for_each_half_block_below(half_blocks(), diagonal, factors.beta, factors.gate, store);
-#endif
                 cancels = store.cancels();
                 if (cancels) [[unlikely]]
-                    store_half_residual(factors, column, decays, matrices.inverse_residual);
+                    store_half_residual(factors, matrices.inverse_residual);
             }
         } else {
             if (args.call.qk_norm) {
-                compute_key_exponents<kHalf>(products, factors);
+                compute_key_exponents(products, factors);
                 barrier(shared.exponents_full[current.index]).arrive();
             }
             barrier(shared.exponents_full[current.index]).wait(current.parity);

@@ -89,7 +89,6 @@ struct ChunkedPlan : LoadedTiles<kConfig> {
     //     stage_empty     each warp of the value warpgroups has read stage, matrices and factors -> scores, inverse
     unsigned long long stage_full[kConfig.stages], matrices_full[kConfig.stages];
     unsigned long long exponents_full[kConfig.stages], stage_empty[kConfig.stages];
-    unsigned long long products_full;  // scores: blocks of A' -> inverse
     unsigned long long scratch_empty[kConfig.inverse_groups];  // among the inverse warps: all have read the scratch blocks
     WorkTilesIf<kConfig.persistent> work_tiles;
     // In blocks that prepare, where no value warpgroup reads tiles:

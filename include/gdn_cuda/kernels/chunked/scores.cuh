@@ -7,7 +7,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/cache.cuh>
-#include <gdn_cuda/kernels/chunked/key_products.cuh>
+#include <gdn_cuda/kernels/chunked/factors.cuh>
 #include <gdn_cuda/kernels/chunked/persistent.cuh>
 #include <gdn_cuda/kernels/chunked/summary.cuh>
 #include <gdn_cuda/kernels/chunked/token_products.cuh>
@@ -16,9 +16,8 @@ namespace gdn_cuda::gdn {
 
 // kStrided: the block prepares every few chunks of a segment for other blocks, and needs no values (prefill_ahead.cuh).
 template <ChunkedConfig kConfig, bool kStrided = false>
-struct ScoresRole : KeyProducts {
+struct ScoresRole : Lane {
     using Plan = ChunkedPlan<kConfig>;
-    static constexpr bool kForms = kConfig.scores_multiply_keys();
     static constexpr int kScalarWarp = 0;  // it has the fewest scores below the diagonal
 
     Plan& shared;
@@ -150,27 +149,6 @@ struct ScoresRole : KeyProducts {
         warpgroup_sync();
     }
 
-    // Hands A' to the inverse role, and with norms the exponents of keys to this one.
-    __device__ __forceinline__ void store_key_products(float (&products)[32], int chunk,
-                                                       const PipelineStage<kConfig.stages>& current) {
-        auto& factors = shared.factors[current.index];
-        auto& blocks = shared.inverse[0].half;
-        cute::warpgroup_wait<0>();
-        warpgroup_fence_operand(products);
-        if (args.call.qk_norm) {
-            compute_key_exponents<true>(products, factors);
-            barrier(shared.exponents_full[current.index]).arrive();
-            barrier(shared.exponents_full[current.index]).wait(current.parity);
-            normalize(products, factors.key_row);
-        }
-        barrier(shared.scratch_empty[0]).wait(static_cast<unsigned>(chunk) & 1 ^ 1);
-        unsigned below = 0;
-        const bool within = store_half_blocks(below, blocks, products, betas_of(factors.beta, warp));
-        if constexpr (!(CARD_V & 64)) blocks.below[warp][lane] = below;
-        const bool all = __all_sync(0xffffffffu, within & betas_are_within(factors.beta));
-        if (lane == 0) blocks.is_beyond[warp] = !all;
-        barrier(shared.products_full).arrive();
-    }
     // In a block that prepares: loads a later chunk into this one's stage once its tiles have been multiplied.
     __device__ __forceinline__ void load_behind(int chunk) {
         const PipelineStage<kConfig.stages> at(chunk);
@@ -214,27 +192,16 @@ struct ScoresRole : KeyProducts {
             auto& factors = shared.factors[current.index];
             barrier(shared.stage_full[current.index]).wait(current.parity);
             if (kStrided && chunk > 0) load_behind(chunk - 1);
-            if (tokens_of<kConfig, kStrided>(shared, chunk, current.index) < kChunk) [[unlikely]] {
-                if constexpr (kForms) {
-                    clear_tokens_from<kConfig>(stage, thread, tokens_of<kConfig, kStrided>(shared, chunk, current.index));
-                    cutlass::arch::fence_view_async_shared();
-                    warpgroup_sync();
-                } else {
-                    NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
-                }
-            }
+            if (tokens_of<kConfig, kStrided>(shared, chunk, current.index) < kChunk) [[unlikely]]
+                NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
             float products[32];
-            if constexpr (!(CARD_V & 512)) start_token_products<kConfig>(products, kForms ? stage.key : stage.query, stage.key);
-            else for (int i = 0; i < 32; ++i) products[i] = thread == 2000 ? 1.f : 0.f;
-            if (!args.call.qk_norm) {
+            start_token_products<kConfig>(products, stage.query, stage.key);
+            if (args.call.qk_norm) {
+                compute_query_factors(stage.query, factors);
+            } else {
                 compute_factors(factors);
                 barrier(shared.exponents_full[current.index]).arrive();
             }
-            if constexpr (kForms) {
-                store_key_products(products, chunk, current);
-                if constexpr (!(CARD_V & 512)) start_token_products<kConfig>(products, stage.query, stage.key);
-            }
-            if (args.call.qk_norm) compute_query_factors(stage.query, factors);
             barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
             if constexpr (kConfig.persistent) work_tile += __any_sync(0xffffffffu, ends_before(work_of(work_tile), chunk + 1));
             if (!kStrided && chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, work_tile, next);

@@ -21,18 +21,10 @@ struct alignas(16) HalfBlock {
 
     GDN_HOST_DEVICE static constexpr int vector(int row, int p) { return row * 32 + ((p ^ (row / 4 % 2)) << 4); }
 };
-constexpr int kDecays = 96;  // from the last token of a column of blocks to the tokens below it, for the three columns
 struct HalfBlocks {
     static constexpr int kEighth = 80;  // floats from one 8 x 8 block to the next: no bank conflicts
     HalfBlock blocks[kTriangleBlocks];  // A' below the diagonal, row by row; on it the transposes of N
     float diagonal[4][2 * kEighth];     // the 8 x 8 blocks of A' on its diagonal
-    // Where scores forms A': the lower left quarters of the blocks on the diagonal, and which rows are beyond fp16.
-    union {
-        unsigned below[4][32];
-        float below32[4][kEighth];
-    };
-    float decays[kDecays];
-    alignas(4) bool is_beyond[4];
 };
 
 }  // namespace gdn_cuda::gdn

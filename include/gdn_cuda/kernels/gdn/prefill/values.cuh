@@ -126,11 +126,7 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         const auto& cancels = shared.cancels[chunk % kConfig.slots()];
         const auto& factors = shared.factors[current.index];
         own.find_lane();
-        constexpr bool kEarly = kConfig.scores_multiply_keys() && CARD_V & 2048;
-        if constexpr (kEarly)
-            barrier(shared.exponents_full[current.index]).wait(current.parity);
-        else
-            barrier(shared.matrices_full[current.index]).wait(current.parity);
+        barrier(shared.matrices_full[current.index]).wait(current.parity);
 
         TokenOperand x;
         float d[32], output[kKeepsOutput<Owner> ? 32 : 1];
@@ -141,7 +137,6 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
             start_product<kIo>(d, own.rounded_state, stage.key);
         if constexpr (kQueriesFirst<Owner>) start_product<kIo>(output, own.rounded_state, stage.query);
         load_operand(x, stage.value[own.index()], own);
-        if constexpr (kEarly) barrier(shared.matrices_full[current.index]).wait(current.parity);
         const float decay = shared.decay[current.index];
         const bool resets = __shfl_sync(0xffffffffu, __float_as_uint(decay), 0) == __float_as_uint(kResets);
         if constexpr (!kQueriesFirst<Owner>) read_factors(scales, factors.key_scale, own.t);
