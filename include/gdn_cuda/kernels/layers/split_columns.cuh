@@ -38,10 +38,11 @@ struct SplitOutputs {
     static constexpr int kVector = kConfig.lane_channels;
     using Elements = Vector<T, kVector, true>;
 
+    const conv::CausalArgs& args;
     const SplitHeads& heads;
+    int channel;  // the lane's first
     SplitLane lane;
-    T* out;
-    T* to = out;
+    T* to;
 
     // Factor of a token's outputs, from the lane's sum of squares. Called by all lanes of the warp.
     __device__ __forceinline__ float inverse_norm(float squares) const {
@@ -53,11 +54,26 @@ struct SplitOutputs {
         }
         return lane.normalised ? inverse_root(squares + heads.epsilon) : 1.f;
     }
-    __device__ __forceinline__ void start(int token) { to = out + i64{token} * lane.step; }
+    __device__ __forceinline__ void skip(int tokens) { to += i64{tokens} * lane.step; }
     __device__ __forceinline__ void write(bool is_written, const float (&z)[kVector]) {
         float y[kVector];
 #pragma unroll
         for (int e = 0; e < kVector; ++e) y[e] = silu(z[e]);
+        store(is_written, y);
+    }
+    __device__ __forceinline__ void write_token(const conv::CausalSequences& sequences, int token, i64 id) {
+        const bool exists = channel < args.channels;
+        float y[kVector] = {};
+#pragma unroll 1
+        for (int c = 0; c < kVector; ++c) {  // not unrolled, to save registers
+            const float output = exists ? conv::output_of_token<T>(args, sequences, channel + c, token, id) : 0.f;
+#pragma unroll
+            for (int e = 0; e < kVector; ++e)
+                if (e == c) y[e] = output;
+        }
+        store(exists, y);
+    }
+    __device__ __forceinline__ void store(bool is_written, float (&y)[kVector]) {
         if constexpr (kNormalised) {
             float squares = 0.f;
 #pragma unroll
@@ -72,12 +88,6 @@ struct SplitOutputs {
         if (is_written) elements.store(to);
         to += lane.step;
     }
-    __device__ __forceinline__ void fill(float value) {
-        Elements elements;
-        elements.fill(value);
-        elements.store(to);
-        to += lane.step;
-    }
 };
 
 template <SplitColumnsConfig kConfig>
@@ -89,9 +99,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks()) split_col
     const SplitLane lane(args.heads, columns.channel);
     auto* const out = lane.out<Storage<kConfig.io>>(args, columns.batch, columns.channel);
     if (__any_sync(conv::kAllLanes, lane.normalised))
-        columns.run(SplitOutputs<kConfig, true>{args.heads, lane, out});
+        columns.run(SplitOutputs<kConfig, true>{args.conv, args.heads, columns.channel, lane, out});
     else
-        columns.run(SplitOutputs<kConfig, false>{args.heads, lane, out});
+        columns.run(SplitOutputs<kConfig, false>{args.conv, args.heads, columns.channel, lane, out});
 }
 
 }  // namespace gdn_cuda::layers

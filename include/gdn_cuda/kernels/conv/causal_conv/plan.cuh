@@ -73,7 +73,7 @@ struct CausalConvConfig {
     GDN_HOST_DEVICE constexpr int column_blocks() const {
         const bool wide = taps == 8 || bytes_of(io) == 4;
         if (indices) return wide ? 4 : 5;
-        return sequences && wide ? 3 : sequences || wide ? 4 : 6;
+        return sequences && wide ? 3 : wide ? 4 : sequences ? 5 : 6;
     }
     GDN_HOST_DEVICE constexpr int row_blocks_backward() const {
         if (from_state && taps == 8) return 4;

@@ -31,7 +31,6 @@ struct SplitColumnsConfig {
     // Blocks per SM, limited by registers.
     GDN_HOST_DEVICE constexpr int blocks() const {
         const bool is_wide = lane_channels > 4, is_fp32 = io == DType::f32;
-        if (sequences) return is_wide ? 2 : is_fp32 ? 3 : 4;
         return is_wide ? (is_fp32 ? 2 : 3) : is_fp32 ? 4 : 5;
     }
     GDN_HOST_DEVICE constexpr bool exists(int, int) const { return true; }         // every tap
