@@ -21,6 +21,7 @@ namespace gdn_cuda::conv {
 template <HyenaMediumConfig kConfig, class Access>
 struct HyenaMediumWarp {
     using T = Storage<kConfig.io>;
+    using Own = typename Access::Own;
     using Shared = HyenaMediumShared<kConfig>;
     static constexpr bool kSeparateSums = kConfig.io == DType::f32;
 
@@ -50,7 +51,29 @@ struct HyenaMediumWarp {
     __device__ __forceinline__ void run(int begin, int end) {
         const float residual = fill_taps(shared.taps, args.filter, channel, rows(), exists());
         load_before(begin);
-        typename Access::Own x1, v, x2;
+        if constexpr (kConfig.stages() > 0)
+            run_tiles_ahead(begin, end, residual);
+        else
+            run_tiles(begin, end, residual);
+    }
+    // Multiplies u in shared memory by the taps, and x2 by the sums.
+    __device__ __forceinline__ void products(float (&z)[kOwn], int tile, float residual) {
+        TileSums sums = {};
+        add_band<false, kSeparateSums>(sums, ring(), shared.taps, tile, rows(), residual);
+        __syncwarp();
+        store_sums(shared.scratch, sums, access.flip());
+        access.sync();
+        access.load_sums(z);
+        access.multiply_by_mask(z, args.mask, tile);
+    }
+    __device__ __forceinline__ void store_product(const Own& x2, const float (&z)[kOwn], int tile) const {
+        Own y;
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) y.set(i, x2[i] * z[i]);
+        access.store(y, args.y, tile);
+    }
+    __device__ __forceinline__ void run_tiles(int begin, int end, float residual) {
+        Own x1, v, x2;
         access.load(x1, args.x1, begin);
         access.load(v, args.v, begin);
 #pragma unroll 1
@@ -62,18 +85,41 @@ struct HyenaMediumWarp {
                 access.load(x1, args.x1, tile + kTileTokens);
                 access.load(v, args.v, tile + kTileTokens);
             }
-            TileSums sums = {};
-            add_band<false, kSeparateSums>(sums, ring(), shared.taps, tile, rows(), residual);
-            __syncwarp();
-            store_sums(shared.scratch, sums, access.flip());
-            access.sync();
             float z[kOwn];
-            access.load_sums(z);
-            access.multiply_by_mask(z, args.mask, tile);
-            typename Access::Own y;
-#pragma unroll
-            for (int i = 0; i < kOwn; ++i) y.set(i, x2[i] * z[i]);
-            access.store(y, args.y, tile);
+            products(z, tile, residual);
+            store_product(x2, z, tile);
+        }
+    }
+    // With loads of the next two tiles in flight. Warps that wait for each other twice a tile would all wait for memory
+    // otherwise.
+    __device__ __forceinline__ void run_tiles_ahead(int begin, int end, float residual) {
+        const auto fetch_factors = [&](auto* slots, int tile) {
+            if (tile >= end) return;
+            access.fetch(slots[0], args.x1, tile);
+            access.fetch(slots[1], args.v, tile);
+        };
+        const auto fetch_gate = [&](auto* slots, int tile) {
+            if (tile < end) access.fetch(slots[2], args.x2, tile);
+            cp_async_fence();
+        };
+        auto *slots = shared.next.slots, *later = slots + 3;
+        fetch_factors(slots, begin);
+        fetch_gate(slots, begin);
+        fetch_factors(later, begin + kTileTokens);
+        fetch_gate(later, begin + kTileTokens);
+#pragma unroll 1
+        for (int tile = begin; tile < end; tile += kTileTokens) {
+            cp_async_wait<1>();
+            access.template store_parts<&Shared::u>(access.product(access.read(slots[0]), access.read(slots[1])), tile);
+            access.sync();
+            fetch_factors(slots, tile + 2 * kTileTokens);
+            float z[kOwn];
+            products(z, tile, residual);
+            store_product(access.read(slots[2]), z, tile);
+            fetch_gate(slots, tile + 2 * kTileTokens);
+            auto* const free = slots;
+            slots = later;
+            later = free;
         }
     }
 };
