@@ -11,9 +11,9 @@ namespace gdn_cuda::conv {
 
 // Tokens per warp. The W - 1 rows before a segment are read twice, so segments are as long as leaves every SM warps to
 // spare; `longest` of the long ones. `channels`: per warp.
-inline constexpr int kShortestSegment = 8, kLongestSegment = 64;
-// Up to four taps run 1 to 4 % faster so on an H200, eight taps 2 % slower.
-inline constexpr int kLongestOfFewTaps = 48;
+inline constexpr int kShortestSegment = 16, kLongestSegment = 64;
+// Up to four taps run 2 to 8 % faster so on an H200, eight taps 6 % slower.
+inline constexpr int kLongestOfFewTaps = 32;
 inline int column_segment(const CausalArgs& args, int channels, const jit::DeviceTraits& device,
                              int longest = kLongestSegment) {
     constexpr i64 kManyWarps = 60;  // per SM, two to three times those that it holds

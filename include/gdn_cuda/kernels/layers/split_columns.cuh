@@ -1,7 +1,8 @@
 // layers/split_columns: layers/split_conv for 4 taps, contiguous channels, and heads of q and k that fit a warp.
 //
 // A lane has 4 or 8 channels, with loads of the next 4 to 8 rows in flight (causal_conv/channels_last_rows.cuh). Shuffles
-// sum the squares of a head; warps with channels of v alone run a loop without them.
+// sum the squares of a head; warps with channels of v alone run a loop without them. If rows are single sequences, the first
+// segment's warps, which alone read a row's state, replace it.
 //
 // Bound: memory, 4 bytes per element for bf16, as for the convolution alone; the W - 1 rows before a segment come from the L2
 // cache.
@@ -102,6 +103,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks()) split_col
         columns.run(SplitOutputs<kConfig, true>{args.conv, args.heads, columns.channel, lane, out});
     else
         columns.run(SplitOutputs<kConfig, false>{args.conv, args.heads, columns.channel, lane, out});
+    if constexpr (kConfig.sequences)
+        if (args.writes_states) columns.write_final_state();
 }
 
 }  // namespace gdn_cuda::layers

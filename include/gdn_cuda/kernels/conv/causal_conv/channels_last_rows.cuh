@@ -200,6 +200,41 @@ struct CausalColumns {
         }
     }
 
+    // ---- The state
+
+    // Replaces the state by the last inputs, if the row is one sequence and this its first segment. Oldest inputs first: they
+    // may come from later positions of the state.
+    __device__ __forceinline__ void write_final_state() const {
+        const CausalSequences sequences{args.sequences, batch};
+        i64 slot;
+        if (segment.token > 0 || !exists || !sequences.runs(batch, slot)) return;
+        const State state = sequences.state_of(0);
+        const CausalStates& to = args.sequences.initial;
+        constexpr int kAtOnce = 4;  // whose loads are in flight together
+#pragma unroll 1
+        for (int first = 0; first < to.positions; first += kAtOnce) {
+            float inputs[kAtOnce][kVector];
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                const int token = args.tokens - to.positions + first + i;
+                Items row;
+                row.clear();
+                if (first + i < to.positions && token >= 0) row.load(x + token * args.x.token);
+                to_floats(inputs[i], row);
+                if (token < 0)
+#pragma unroll
+                    for (int e = 0; e < kVector; ++e) inputs[i][e] = state.at(channel + e, -token);
+            }
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i)
+                if (first + i < to.positions)
+#pragma unroll
+                    for (int e = 0; e < kVector; ++e)
+                        store_float(to.values, slot * to.slot + (channel + e) * to.channel + (first + i) * to.position,
+                                    inputs[i][e]);
+        }
+    }
+
     // ---- A segment
 
     __device__ __forceinline__ void load() {

@@ -85,6 +85,8 @@ struct SplitArgs {
     SplitHeads heads;
     SplitGates gates;
     void* out[3] = {};  // q, k, v, contiguous (batch, token, head, channel)
+    // layers/split_columns: whether it also replaces the states, those of rows that are one sequence each.
+    bool writes_states = false;
 
     GDN_HOST_DEVICE constexpr i64 gate_count() const {
         return gates.a.values.data == nullptr ? 0 : i64{conv.batches} * conv.tokens * heads.value_heads;
