@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks()) split_col
     else
         columns.run(SplitOutputs<kConfig, false>{args.conv, args.heads, columns.channel, lane, out});
     if constexpr (kConfig.sequences)
-        if (args.writes_states) columns.write_final_state();
+        if (args.writes_states) columns.write_final_state(args.conv, opaque(threadIdx.x));
 }
 
 }  // namespace gdn_cuda::layers

@@ -25,11 +25,11 @@ struct CausalSegment {
     int batch, first_channel;
     int token, last;  // the segment's tokens: [token, last)
 
-    __device__ __forceinline__ explicit CausalSegment(const CausalArgs& args) {
+    __device__ __forceinline__ explicit CausalSegment(const CausalArgs& args, unsigned thread = threadIdx.x) {
         constexpr unsigned kWarps = kConfig.threads() / 32;
         const unsigned groups = (static_cast<unsigned>(args.channels) - 1) / kConfig.channels() + 1;
         const unsigned segments = (static_cast<unsigned>(args.tokens) - 1) / args.segment + 1;
-        const unsigned warp = blockIdx.x * kWarps + threadIdx.x / 32, row = warp / groups;
+        const unsigned warp = blockIdx.x * kWarps + thread / 32, row = warp / groups;
         first_channel = static_cast<int>(warp % groups) * kConfig.channels();
         batch = static_cast<int>(row / segments);
         token = static_cast<int>(row % segments) * args.segment;
@@ -203,11 +203,15 @@ struct CausalColumns {
     // ---- The state
 
     // Replaces the state by the last inputs, if the row is one sequence and this its first segment. Oldest inputs first: they
-    // may come from later positions of the state.
-    __device__ __forceinline__ void write_final_state() const {
+    // may come from later positions of the state. `thread`: threadIdx.x, opaque to the compiler, which otherwise keeps in
+    // registers what depends on it.
+    __device__ __forceinline__ static void write_final_state(const CausalArgs& args, unsigned thread) {
+        const CausalSegment<kConfig> segment(args, thread);
+        const int batch = segment.batch, channel = segment.first_channel + static_cast<int>(thread) % 32 * kVector;
         const CausalSequences sequences{args.sequences, batch};
         i64 slot;
-        if (segment.token > 0 || !exists || !sequences.runs(batch, slot)) return;
+        if (segment.token > 0 || channel >= args.channels || !sequences.runs(batch, slot)) return;
+        const T* const x = static_cast<const T*>(args.x.data) + batch * args.x.batch + channel;
         const State state = sequences.state_of(0);
         const CausalStates& to = args.sequences.initial;
         constexpr int kAtOnce = 4;  // whose loads are in flight together
