@@ -15,7 +15,7 @@ inline constexpr int kShortestSegment = 16, kLongestSegment = 64;
 // Up to four taps run 2 to 8 % faster so on an H200, eight taps 6 % slower.
 inline constexpr int kLongestOfFewTaps = 32;
 inline int column_segment(const CausalArgs& args, int channels, const jit::DeviceTraits& device,
-                             int longest = kLongestSegment) {
+                          int longest = kLongestSegment) {
     constexpr i64 kManyWarps = 60;  // per SM, two to three times those that it holds
     const i64 groups = args.batches * ceil_div(args.channels, channels);
     int segment = kLongestSegment;

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
 #include <array>
+#include <cstdlib>
 #include <gdn_cuda/kernels/conv/causal_step/plan.cuh>
 #include <string>
 

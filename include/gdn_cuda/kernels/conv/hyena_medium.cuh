@@ -57,9 +57,9 @@ struct HyenaMediumWarp {
             run_tiles(begin, end, residual);
     }
     // Multiplies u in shared memory by the taps, and x2 by the sums.
-    __device__ __forceinline__ void products(float (&z)[kOwn], int tile, float residual) {
+    __device__ __forceinline__ void products(float (&z)[kOwn], const auto& taps, int tile, float residual) {
         TileSums sums = {};
-        add_band<false, kSeparateSums>(sums, ring(), shared.taps, tile, rows(), residual);
+        add_band<false, kSeparateSums>(sums, ring(), taps, tile, rows(), residual);
         __syncwarp();
         store_sums(shared.scratch, sums, access.flip());
         access.sync();
@@ -86,13 +86,21 @@ struct HyenaMediumWarp {
                 access.load(v, args.v, tile + kTileTokens);
             }
             float z[kOwn];
-            products(z, tile, residual);
+            products(z, shared.taps, tile, residual);
             store_product(x2, z, tile);
         }
     }
     // With loads of the next two tiles in flight. Warps that wait for each other twice a tile would all wait for memory
     // otherwise.
     __device__ __forceinline__ void run_tiles_ahead(int begin, int end, float residual) {
+        if constexpr (kConfig.taps_in_registers()) {
+            __syncwarp();
+            run_tiles_ahead(begin, end, residual, BandTaps<band_rows(kConfig.taps), kConfig.tap_parts()>(shared.taps, rows()));
+        } else {
+            run_tiles_ahead(begin, end, residual, shared.taps);
+        }
+    }
+    __device__ __forceinline__ void run_tiles_ahead(int begin, int end, float residual, const auto& taps) {
         const auto fetch_factors = [&](auto* slots, int tile) {
             if (tile >= end) return;
             access.fetch(slots[0], args.x1, tile);
@@ -114,7 +122,7 @@ struct HyenaMediumWarp {
             access.sync();
             fetch_factors(slots, tile + 2 * kTileTokens);
             float z[kOwn];
-            products(z, tile, residual);
+            products(z, taps, tile, residual);
             store_product(access.read(slots[2]), z, tile);
             fetch_gate(slots, tile + 2 * kTileTokens);
             auto* const free = slots;

@@ -35,6 +35,8 @@ struct HyenaMediumConfig {
     }
     // Tiles of x1, v and x2 that come by way of shared memory.
     GDN_HOST_DEVICE constexpr int stages() const { return columns ? 2 : 0; }
+    // Whether a thread keeps its words of the taps in registers: 36 of them.
+    GDN_HOST_DEVICE constexpr bool taps_in_registers() const { return columns && few_taps() && io == DType::bf16; }
     // Units of 8 tokens in shared memory: the 64 of a tile, and those before it that its first row needs.
     GDN_HOST_DEVICE constexpr int units() const { return few_taps() ? 128 : 256; }
 };
