@@ -82,8 +82,9 @@ struct HyenaLongBackward {
         return plan_bytes<kHyenaLongBackwardConfigurations, HyenaLongBackwardSharedPlan>(config);
     }
     static bool takes_columns(HyenaLongProblem problem, const jit::DeviceTraits& device) {
-        return problem.columns && problem.states <= kHyenaGroup &&
-               shared_bytes(hyena_long_backward_config(problem)) <= device.shared_bytes_per_block;
+        const int bytes = std::max(shared_bytes(hyena_long_backward_config(problem)),
+                                   HyenaLongStates::shared_bytes(hyena_long_states_config(problem, false)));
+        return problem.columns && problem.states <= kHyenaGroup && bytes <= device.shared_bytes_per_block;
     }
     static void run(const HyenaLongProblem& problem, const Args& args, const Target& target) {
         if (args.forward.batches == 0 || args.forward.channels == 0) return;
