@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
 #include <gdn_cuda/kernels/conv/causal_conv/plan.cuh>
 
 #include "../../launch/spec.hpp"
@@ -12,16 +11,18 @@ namespace gdn_cuda::conv {
 // Tokens per warp. The W - 1 rows before a segment are read twice, so segments are as long as leaves every SM warps to
 // spare; `longest` of the long ones. `channels`: per warp.
 inline constexpr int kShortestSegment = 16, kLongestSegment = 64;
-// Up to four taps run 2 to 8 % faster so on an H200, eight taps 6 % slower.
+// With up to four taps, shorter segments take less time on an H200; with eight taps, more.
 inline constexpr int kLongestOfFewTaps = 32;
-inline int column_segment(const CausalArgs& args, int channels, const jit::DeviceTraits& device,
-                          int longest = kLongestSegment) {
+constexpr int longest_without_sequences(DType io, int taps) {
+    return taps > 4 ? kLongestSegment : bytes_of(io) == 2 ? 16 : kLongestOfFewTaps;
+}
+constexpr int column_segment(const CausalArgs& args, int channels, const jit::DeviceTraits& device,
+                             int longest = kLongestSegment) {
     constexpr i64 kManyWarps = 60;  // per SM, two to three times those that it holds
     const i64 groups = args.batches * ceil_div(args.channels, channels);
     int segment = kLongestSegment;
     while (segment > kShortestSegment && groups * ceil_div(args.tokens, segment) < kManyWarps * device.multiprocessors)
         segment /= 2;
-    if (const char* const x = std::getenv("EXP_SEGMENT")) return std::atoi(x);  // experiment
     return std::min(segment, longest);
 }
 

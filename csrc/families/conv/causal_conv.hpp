@@ -71,7 +71,7 @@ struct CausalConvChannelsLast {
     static int shared_bytes(const Config&) { return 0; }
     static void run(const CausalProblem& problem, Args args, const Target& target) {
         const Config config = with_index(causal_conv_config(problem), args.sequences);
-        const int longest = config.taps <= 4 && !config.sequences ? kLongestOfFewTaps : kLongestSegment;
+        const int longest = config.sequences ? kLongestSegment : longest_without_sequences(config.io, config.taps);
         args.segment = column_segment(args, config.channels(), jit::device_traits(target.ordinal), longest);
         const Blocks grid = column_blocks(args, args.segment, config);
         if (grid[0] == 0) return;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <gdn_cuda/kernels/conv/causal_step/plan.cuh>
 #include <string>
 
@@ -81,7 +80,6 @@ inline CausalStepChoice causal_step_choice(const CausalStepProblem& problem, con
     if (!vectors && !staged) return {CausalStepKernel::any, 1};
     const CausalStepKernel kernel = vectors ? CausalStepKernel::vectors : CausalStepKernel::staged;
     const i64 one_each = problem.sequences * ceil_div(problem.channels, causal_step_block_channels(problem, kernel));
-    if (const char* const x = std::getenv("EXP_STEP")) return {kernel, std::atoi(x)};  // experiment
     const i64 together = std::max(device.multiprocessors, 1) * i64{kStepBlocks};
     return {kernel, static_cast<int>(std::clamp(ceil_div(one_each, together), i64{1}, std::max(problem.sequences, i64{1})))};
 }
