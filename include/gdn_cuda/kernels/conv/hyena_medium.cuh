@@ -3,13 +3,14 @@
 // A warp iterates over its tokens of one channel in tiles of 512. It writes u of the tile to shared memory in bf16 parts,
 // next to u of the preceding tokens, and multiplies it by the Toeplitz matrix of the taps, with D added to h_0
 // (toeplitz/band.cuh). The next tile's loads are in flight meanwhile. If channels are contiguous in memory, the warps of a
-// block have adjacent channels and the same tokens (hyena_medium/tile.cuh).
+// block have adjacent channels and the same tokens (hyena_medium/tile.cuh), and cp.async copies the next two tiles.
 //
-// Shared memory, per warp: a table of taps, u of the last 1024 tokens (2048 from 129 taps on), and sums of a tile.
+// Shared memory, per warp: a table of taps, u of the last 1024 tokens (2048 from 129 taps on), and sums of a tile; for
+// contiguous channels 6 KB in bf16 for two tiles of x1, v and x2.
 //
 // Bound: memory up to some 200 taps, 8 bytes an output in bf16 and 16 in fp32: 85 and 73 % of an H200's memory bandwidth for
-// 128 taps of 4096 x 65536 values, 43 % in bf16 if channels are contiguous. With more taps the tensor cores: 16 taps take 8
-// mma for 512 outputs in bf16, 12 in fp16 and 24 in fp32.
+// 128 taps of 4096 x 65536 values, 52 % in bf16 if channels are contiguous: rows of 32 bytes occupy load-store units. With more
+// taps the tensor cores: 16 taps take 8 mma for 512 outputs in bf16, 12 in fp16 and 24 in fp32.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena_medium/plan.cuh>
