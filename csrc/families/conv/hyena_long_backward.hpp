@@ -1,6 +1,7 @@
 // conv/hyena_long_backward and conv/hyena_long_states on the host: configurations and launches.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <gdn_cuda/kernels/conv/hyena_long/backward_plan.cuh>
 #include <string>
@@ -82,9 +83,10 @@ struct HyenaLongBackward {
         return plan_bytes<kHyenaLongBackwardConfigurations, HyenaLongBackwardSharedPlan>(config);
     }
     static bool takes_columns(HyenaLongProblem problem, const jit::DeviceTraits& device) {
-        const int bytes = std::max(shared_bytes(hyena_long_backward_config(problem)),
-                                   HyenaLongStates::shared_bytes(hyena_long_states_config(problem, false)));
-        return problem.columns && problem.states <= kHyenaGroup && bytes <= device.shared_bytes_per_block;
+        return problem.columns && problem.states <= kHyenaGroup &&
+               std::max(shared_bytes(hyena_long_backward_config(problem)),
+                        HyenaLongStates::shared_bytes(hyena_long_states_config(problem, false))) <=
+                   device.shared_bytes_per_block;
     }
     static void run(const HyenaLongProblem& problem, const Args& args, const Target& target) {
         if (args.forward.batches == 0 || args.forward.channels == 0) return;
