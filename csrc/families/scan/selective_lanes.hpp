@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdlib>
 #include <gdn_cuda/kernels/scan/selective_lanes_plan.cuh>
 #include <optional>
 #include <string>
@@ -12,13 +13,28 @@
 namespace gdn_cuda::scan {
 
 inline constexpr std::array kSelectiveLanesConfigurations{
-    SelectiveLanesConfig{.lanes = 8, .tokens = 16, .at_once = 1, .warps = 4},
-    SelectiveLanesConfig{.lanes = 16, .tokens = 8, .at_once = 1, .warps = 4},
-    SelectiveLanesConfig{.lanes = 32, .tokens = 8, .at_once = 2, .warps = 4}};
+    SelectiveLanesConfig{.lanes = 8, .tokens = 16, .at_once = 1, .warps = 4, .along = 1, .group = 16},
+    SelectiveLanesConfig{.lanes = 16, .tokens = 8, .at_once = 1, .warps = 4, .along = 1, .group = 16},
+    SelectiveLanesConfig{.lanes = 32, .tokens = 8, .at_once = 2, .warps = 4, .along = 1, .group = 16},
+    SelectiveLanesConfig{.lanes = 8, .tokens = 16, .at_once = 1, .warps = 4, .along = 4, .group = 4},
+    SelectiveLanesConfig{.lanes = 8, .tokens = 16, .at_once = 1, .warps = 8, .along = 8, .group = 4},
+    SelectiveLanesConfig{.lanes = 8, .tokens = 16, .at_once = 1, .warps = 3, .along = 3, .group = 4},
+    SelectiveLanesConfig{.lanes = 32, .tokens = 16, .at_once = 1, .warps = 4, .along = 1, .group = 4},
+    SelectiveLanesConfig{.lanes = 8, .tokens = 16, .at_once = 1, .warps = 4, .along = 2, .group = 8},
+    SelectiveLanesConfig{.lanes = 16, .tokens = 16, .at_once = 1, .warps = 4, .along = 1, .group = 8},
+    SelectiveLanesConfig{.lanes = 16, .tokens = 16, .at_once = 1, .warps = 4, .along = 2, .group = 4},
+    SelectiveLanesConfig{.lanes = 32, .tokens = 8, .at_once = 2, .warps = 4, .along = 2, .group = 8},
+    SelectiveLanesConfig{.lanes = 16, .tokens = 8, .at_once = 1, .warps = 4, .along = 4, .group = 4},
+    SelectiveLanesConfig{.lanes = 16, .tokens = 8, .at_once = 1, .warps = 4, .along = 2, .group = 8}};
 
 // Nothing where scan/selective_forward is faster: with many channels and up to 16 states, which take one pass there. The fewer
 // lanes a channel has, the fewer instructions it takes; more lanes give more warps.
 inline std::optional<SelectiveLanesConfig> selective_lanes_config(const SelectiveForwardProblem& problem, int multiprocessors) {
+    if (const char* forced = std::getenv("GDN_X_LANES")) {
+        const int index = std::atoi(forced);
+        if (index < 0) return {};
+        return kSelectiveLanesConfigurations[index];
+    }
     if (problem.states > SelectiveLanesConfig::kMostStates) return {};
     const i64 channels = problem.channels / multiprocessors;
     if (channels < 14) return kSelectiveLanesConfigurations[2];

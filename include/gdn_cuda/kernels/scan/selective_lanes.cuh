@@ -31,7 +31,8 @@ struct SelectiveLanes {
     using Poles = Pole<Transition::exponential, false>;
     using Vector = RawVector<8, true>;
     using InFlight = typename Shared::InFlight;
-    static constexpr int kLanes = kConfig.lanes, kTokens = kConfig.tokens, kTile = kConfig.tile(), kGroup = Config::kGroup;
+    static constexpr int kLanes = kConfig.lanes, kTokens = kConfig.tokens, kTile = kConfig.tile(), kGroup = kConfig.group,
+                         kAlong = kConfig.along, kSlots = kLanes * kAlong;
     static constexpr int kThreads = kConfig.threads(), kChannels = kConfig.channels(), kAtOnce = kConfig.at_once,
                          kVectors = kTokens / 8;
     static constexpr int kStride = 32 / kLanes;  // a channel's lanes are so far apart: adjacent lanes read the same B and C
@@ -42,23 +43,28 @@ struct SelectiveLanes {
     const SelectiveInputs& in;
     Shared& shared;
     int sequence, first_channel, channels;
-    int channel, lane;                // this thread's
+    int channel, lane, part;          // this thread's; part: which of the warps along tokens
     const char* own_coefficients[2];  // its first vectors of B and C
 
     float step[kTokens], input[kTokens], y[kTokens];
-    // Sums of steps: of this lane and the 2^k − 1 before it; of all lanes before it.
+    // Sums of steps: of this lane and the 2^k − 1 before it; of all lanes of the warp before it.
     float sums[kRounds], before;
 
-    __device__ __forceinline__ bool exists(int tile) const { return channel < channels && tile + lane * kTokens < in.length; }
+    __device__ __forceinline__ int slot() const { return part * kLanes + lane; }  // among all lanes of the channel
+    __device__ __forceinline__ int first_token(int tile) const { return tile + slot() * kTokens; }
+    __device__ __forceinline__ bool exists(int tile) const { return channel < channels && first_token(tile) < in.length; }
+    __device__ __forceinline__ float (&tile_steps(int tile) const)[kAlong][kChannels] {
+        return shared.steps[kAlong > 1 ? tile / kTile & 1 : 0];
+    }
 
     // ---- Elements. Vectors of a lane beyond the sequence's end do not exist: `in.length` is a multiple of eight.
 
     __device__ __forceinline__ char* address(const ChannelRows& x, int tile) const {
         return static_cast<char*>(x.data) +
-               2 * (sequence * x.batch + (first_channel + channel) * x.channel + tile + lane * kTokens);
+               2 * (sequence * x.batch + (first_channel + channel) * x.channel + first_token(tile));
     }
     __device__ __forceinline__ int vectors(int tile) const {
-        const int left = in.length - tile - lane * kTokens;
+        const int left = in.length - first_token(tile);
         return channel < channels ? left / 8 : 0;
     }
     __device__ __forceinline__ static void copy(InFlight& to, const char* from, bool exists) {
@@ -107,7 +113,7 @@ struct SelectiveLanes {
             const float more = __shfl_up_sync(0xffffffffu, sum, kStride << k);
             if (lane >= 1 << k) sum += more;
         }
-        if (lane == kLanes - 1) shared.steps[channel] = sum;
+        if (lane == kLanes - 1) tile_steps(tile)[part][channel] = sum;
         before = __shfl_up_sync(0xffffffffu, sum, kStride);
         if (lane == 0) before = 0.f;
     }
@@ -160,14 +166,14 @@ struct SelectiveLanes {
         each_vector([&](int which, int n, const InFlight& from) {
             float x[8];
             reinterpret_cast<const Vector&>(from).to_floats((which == 0 ? in.B : in.C).type, x);
-            auto* to = reinterpret_cast<float4*>(shared.coefficients[which][n]) + own_token() % kTokens / 4 * kLanes +
+            auto* to = reinterpret_cast<float4*>(shared.coefficients[which][n]) + own_token() % kTokens / 4 * kSlots +
                        own_token() / kTokens;
             to[0] = {x[0], x[1], x[2], x[3]};
-            to[kLanes] = {x[4], x[5], x[6], x[7]};
+            to[kSlots] = {x[4], x[5], x[6], x[7]};
         });
     }
-    __device__ __forceinline__ float4 four(int which, int n, int part) const {
-        return reinterpret_cast<const float4*>(shared.coefficients[which][n])[part * kLanes + lane];
+    __device__ __forceinline__ float4 four(int which, int n, int i) const {
+        return reinterpret_cast<const float4*>(shared.coefficients[which][n])[i * kSlots + slot()];
     }
 
     // ---- The recurrence
@@ -193,7 +199,8 @@ struct SelectiveLanes {
                 }
             }
             product[s] = exp2_fast(sums[0] * rate[s]);
-            start[s] = exp2_fast(before * rate[s]) * shared.states[first + n + s][channel];
+            start[s] = shared.states[first + n + s][channel];
+            if (kAlong == 1) start[s] *= exp2_fast(before * rate[s]);
             x[s] = drive[s][0];
         }
 #pragma unroll
@@ -205,7 +212,7 @@ struct SelectiveLanes {
 #pragma unroll
             for (int s = 0; s < kAtOnce; ++s) {
                 const float earlier = __shfl_up_sync(0xffffffffu, x[s], kStride << k);
-                if (k + 1 == kRounds) {
+                if (k + 1 == kRounds && kAlong == 1) {
                     if (lane >= 1 << k) x[s] = fmaf(product[s], earlier, x[s]);
                 } else {
                     const float more = __shfl_up_sync(0xffffffffu, product[s], kStride << k);
@@ -214,14 +221,32 @@ struct SelectiveLanes {
             }
 #pragma unroll
         for (int s = 0; s < kAtOnce; ++s) {
-            if (lane == kLanes - 1) shared.ends[n + s][channel] = x[s];
+            if (lane == kLanes - 1) {
+                shared.ends[n + s][part][channel] = x[s];
+                if (kAlong > 1) shared.decays[n + s][part][channel] = product[s];
+            }
             const float earlier = __shfl_up_sync(0xffffffffu, x[s], kStride);
-            if (lane > 0) start[s] += earlier;
-            x[s] = start[s];
+            if (kAlong > 1) {
+                x[s] = lane > 0 ? earlier : 0.f;
+            } else {
+                if (lane > 0) start[s] += earlier;
+                x[s] = start[s];
+            }
         }
-        if (kKeeps && (tile + lane * kTokens) % kStateChunk == 0 && exists(tile)) {
+        if constexpr (kAlong > 1) {
+            __syncthreads();
+#pragma unroll
+            for (int s = 0; s < kAtOnce; ++s) {
+#pragma unroll
+                for (int i = 0; i + 1 < kAlong; ++i)
+                    if (i < part)
+                        start[s] = fmaf(shared.decays[n + s][i][channel], start[s], shared.ends[n + s][i][channel]);
+                x[s] = start[s] = fmaf(exp2_fast(before * rate[s]), start[s], x[s]);
+            }
+        }
+        if (kKeeps && first_token(tile) % kStateChunk == 0 && exists(tile)) {
             const i64 chunks = (in.length + kStateChunk - 1) / kStateChunk,
-                      row = sequence * chunks + (tile + lane * kTokens) / kStateChunk;
+                      row = sequence * chunks + first_token(tile) / kStateChunk;
             float* to = static_cast<float*>(args.states) + state_at(row, first + n);
 #pragma unroll
             for (int s = 0; s < kAtOnce; ++s)
@@ -248,16 +273,22 @@ struct SelectiveLanes {
     // Calls `call` with each state of the group and its channel, of the warp's; lanes share them.
     template <class F>
     __device__ __forceinline__ void each_state(const F& call) const {
-        const int thread = threadIdx.x % 32, own = static_cast<int>(threadIdx.x) / 32 * kStride;
+        const int thread = threadIdx.x % 32, own = static_cast<int>(threadIdx.x) / (32 * kAlong) * kStride;
 #pragma unroll
         for (int i = thread; i < kGroup * kStride; i += 32) call(i / kStride, own + i % kStride);
     }
     // The states after the tile.
-    __device__ __forceinline__ void carry(int first) const {
+    __device__ __forceinline__ void carry(int tile, int first) const {
+        if (kAlong > 1 && part != 0) return;
         __syncwarp();
         each_state([&](int n, int channel) {
             float& x = shared.states[first + n][channel];
-            const float total = shared.steps[channel], end = shared.ends[n][channel];
+            float total = tile_steps(tile)[0][channel], end = shared.ends[n][0][channel];
+#pragma unroll
+            for (int i = 1; i < kAlong; ++i) {
+                total += tile_steps(tile)[i][channel];
+                end = fmaf(shared.decays[n][i][channel], end, shared.ends[n][i][channel]);
+            }
             const Poles pole{shared.rates[first + n][channel], 0.f};
             float relative;
             x = pole.long_memory(total, relative) ? x + fmaf(relative, x, end) : fmaf(exp2_fast(total * pole.rate), x, end);
@@ -309,7 +340,7 @@ struct SelectiveLanes {
                 advance_group<false>(tile, first);
             else
                 advance_group<true>(tile, first);
-            carry(first);
+            carry(tile, first);
             if (is_last) {
                 cp_async_wait<1>();  // for z
                 finish(tile, D);
@@ -340,8 +371,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multipro
           .sequence = static_cast<int>(blockIdx.y),
           .first_channel = block / blocks_per_span * args.span + inside,
           .channels = min(args.span - inside, kChannels),
-          .channel = warp * Block::kStride + thread % Block::kStride,
-          .lane = thread / Block::kStride}
+          .channel = warp / Block::kAlong * Block::kStride + thread % Block::kStride,
+          .lane = thread / Block::kStride,
+          .part = warp % Block::kAlong}
         .run();
 }
 
