@@ -3,7 +3,7 @@ import os, sys
 import torch
 from gdn_cuda.scan.measure_selective import Shape, layer_inputs, timed_call
 
-ROWS = {"long": Shape(1, 5120, 4096), "short": Shape(1, 1536, 512), "2048": Shape(1, 2048, 4096), "N64": Shape(8, 5120, 2048, N=64),
+ROWS = {"long": Shape(1, 5120, 4096), "short": Shape(1, 1536, 512), "cplx": Shape(8, 1024, 2048, is_complex=True), "2048": Shape(1, 2048, 4096), "N64": Shape(8, 5120, 2048, N=64),
         "full": Shape(8, 5120, 2048), "small": Shape(8, 1536, 2048), "big": Shape(1, 8192, 32768)}
 COUNT = int(os.environ.get("COUNT", "13"))
 ALL = [-1, *range(COUNT)]
@@ -12,7 +12,9 @@ def use(i): os.environ["GDN_X_LANES"] = str(i)
 
 def main():
     if sys.argv[1] == "once":
-        use(int(sys.argv[3])); call = timed_call(layer_inputs("cuda", ROWS[sys.argv[2]]), False)
+        i = int(sys.argv[3])
+        if i >= -1: use(i)
+        call = timed_call(layer_inputs("cuda", ROWS[sys.argv[2]]), i < -1)
         for _ in range(2): call()
         torch.cuda.synchronize(); return
     if sys.argv[1] == "check":
@@ -29,7 +31,7 @@ def main():
         print("checked", flush=True); return
     from gdn_cuda.cli.bench_timing import Timer
     timer = Timer(9)
-    chosen = {"N64": [0, 7, 3, 4, 6, 9, 10], "full": [-1, 0, 7, 3], "small": [-1, 0, 7, 3], "big": [-1, 0, 7, 3, 4]}
+    chosen = {"2048": [-1, 0, 1, 3, 6, 7, 8, 9], "N64": [0, 7, 3, 4, 6, 9, 10], "full": [-1, 0, 7, 3], "small": [-1, 0, 7, 3], "big": [-1, 0, 7, 3, 4]}
     if os.environ.get("CHOSEN"): chosen = {k: [int(i) for i in os.environ["CHOSEN"].split(",")] for k in ROWS}
     for name in sys.argv[2:]:
         call = timed_call(layer_inputs("cuda", ROWS[name]), False)

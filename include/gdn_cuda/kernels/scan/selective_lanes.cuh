@@ -371,9 +371,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multipro
           .sequence = static_cast<int>(blockIdx.y),
           .first_channel = block / blocks_per_span * args.span + inside,
           .channels = min(args.span - inside, kChannels),
-          .channel = warp / Block::kAlong * Block::kStride + thread % Block::kStride,
-          .lane = thread / Block::kStride,
-          .part = warp % Block::kAlong}
+          .channel = opaque(warp / Block::kAlong * Block::kStride + thread % Block::kStride),
+          .lane = opaque(thread / Block::kStride),
+          .part = opaque(warp % Block::kAlong)}
         .run();
 }
 
