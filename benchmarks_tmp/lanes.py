@@ -31,6 +31,16 @@ def main():
         print("checked", flush=True); return
     from gdn_cuda.cli.bench_timing import Timer
     timer = Timer(9)
+    if sys.argv[2] == "back":
+        for name, options in (("short", [(-1, 0), (-1, 1), (-1, 2), (-1, 4), (2, 1), (2, 2), (3, 1), (3, 2), (3, 4)]), ("long", [(-1, 0), (-1, 3), (3, 1), (3, 2), (3, 3)]), ("N64", [(-1, 0), (1, 0)])):
+            call = timed_call(layer_inputs("cuda", ROWS[name]), True)
+            found = {}
+            for _ in range(2):
+                for o in options:
+                    os.environ["GDN_X_BACK"], os.environ["GDN_X_PIECES"] = map(str, o)
+                    found.setdefault(o, []).append(timer.stream_us(call))
+            print("back", name, "  ".join(f"{i}: {min(t):.1f}" for i, t in found.items()), flush=True)
+        return
     chosen = {"2048": [-1, 0, 1, 3, 6, 7, 8, 9], "N64": [0, 7, 3, 4, 6, 9, 10], "full": [-1, 0, 7, 3], "small": [-1, 0, 7, 3], "big": [-1, 0, 7, 3, 4]}
     if os.environ.get("CHOSEN"): chosen = {k: [int(i) for i in os.environ["CHOSEN"].split(",")] for k in ROWS}
     for name in sys.argv[2:]:

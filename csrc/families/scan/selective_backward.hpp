@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <gdn_cuda/kernels/scan/selective_backward/plan.cuh>
 #include <string>
 
@@ -33,6 +34,9 @@ inline constexpr std::array kSelectiveBackwardConfigurations = [] {
         return Config{transition, false, true, is_narrow, lanes, states};
     };
     return std::array{Config{exponential, true, true, true, 8, 2},
+                      varying_of(exponential, true, 16, 4),
+                      varying_of(exponential, true, 16, 1),
+                      varying_of(exponential, true, 8, 2),
                       varying_of(exponential, true, 4, 4),
                       varying_of(exponential, true, 8, 4),
                       varying_of(exponential, false, 4, 4),
@@ -54,6 +58,8 @@ inline i64 selective_backward_blocks(const SelectiveBackwardProblem& problem, co
 
 // If B and C vary, more than 16 states take more lanes; otherwise they take more launches.
 inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackwardProblem& problem) {
+    if (const char* forced = std::getenv("GDN_X_BACK"); forced != nullptr && std::atoi(forced) >= 0)
+        return kSelectiveBackwardConfigurations[std::atoi(forced)];
     const SelectiveBackwardConfig *any = nullptr, *varying = nullptr, *wide = nullptr;
     for (const SelectiveBackwardConfig& config : kSelectiveBackwardConfigurations) {
         if (config.transition != problem.transition || config.is_complex != problem.is_complex) continue;

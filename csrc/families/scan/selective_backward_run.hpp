@@ -47,7 +47,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
 
     CallMemory memory(like);
     const Segments segments =
-        split_backward(problem, split_problem(prepared), jit::device_traits(target.ordinal), kSegmentsVariable.value());
+        split_backward(problem, split_problem(prepared), jit::device_traits(target.ordinal), std::getenv("GDN_X_PIECES") ? std::atoi(std::getenv("GDN_X_PIECES")) : kSegmentsVariable.value());
     SelectivePiecesArgs reversed =
         reversed_pieces(prepared, cotangents.out, rows_are_vectors, static_cast<int>(problem.channels_per_span));
     reversed.segments = segments;
