@@ -16,16 +16,13 @@ inline constexpr std::array kSelectiveLanesConfigurations{
     SelectiveLanesConfig{.lanes = 8, .tokens = 16, .at_once = 1, .warps = 4, .along = 1, .group = 16},
     SelectiveLanesConfig{.lanes = 16, .tokens = 8, .at_once = 1, .warps = 4, .along = 1, .group = 16},
     SelectiveLanesConfig{.lanes = 32, .tokens = 8, .at_once = 2, .warps = 4, .along = 1, .group = 16},
-    SelectiveLanesConfig{.lanes = 8, .tokens = 16, .at_once = 1, .warps = 4, .along = 4, .group = 4},
-    SelectiveLanesConfig{.lanes = 8, .tokens = 16, .at_once = 1, .warps = 8, .along = 8, .group = 4},
-    SelectiveLanesConfig{.lanes = 8, .tokens = 16, .at_once = 1, .warps = 3, .along = 3, .group = 4},
-    SelectiveLanesConfig{.lanes = 32, .tokens = 16, .at_once = 1, .warps = 4, .along = 1, .group = 4},
-    SelectiveLanesConfig{.lanes = 8, .tokens = 16, .at_once = 1, .warps = 4, .along = 2, .group = 8},
     SelectiveLanesConfig{.lanes = 16, .tokens = 16, .at_once = 1, .warps = 4, .along = 1, .group = 8},
-    SelectiveLanesConfig{.lanes = 16, .tokens = 16, .at_once = 1, .warps = 4, .along = 2, .group = 4},
-    SelectiveLanesConfig{.lanes = 32, .tokens = 8, .at_once = 2, .warps = 4, .along = 2, .group = 8},
-    SelectiveLanesConfig{.lanes = 16, .tokens = 8, .at_once = 1, .warps = 4, .along = 4, .group = 4},
-    SelectiveLanesConfig{.lanes = 16, .tokens = 8, .at_once = 1, .warps = 4, .along = 2, .group = 8}};
+    SelectiveLanesConfig{.lanes = 16, .tokens = 16, .at_once = 1, .warps = 8, .along = 1, .group = 8},
+    SelectiveLanesConfig{.lanes = 32, .tokens = 8, .at_once = 4, .warps = 4, .along = 1, .group = 16},
+    SelectiveLanesConfig{.lanes = 4, .tokens = 8, .at_once = 2, .warps = 4, .along = 4, .group = 16},
+    SelectiveLanesConfig{.lanes = 4, .tokens = 8, .at_once = 1, .warps = 4, .along = 4, .group = 16},
+    SelectiveLanesConfig{.lanes = 4, .tokens = 16, .at_once = 1, .warps = 3, .along = 3, .group = 8},
+    SelectiveLanesConfig{.lanes = 8, .tokens = 16, .at_once = 1, .warps = 8, .along = 8, .group = 4}};
 
 // Nothing where scan/selective_forward is faster: with many channels and up to 16 states, which take one pass there. The fewer
 // lanes a channel has, the fewer instructions it takes; more lanes give more warps.
@@ -42,6 +39,11 @@ inline std::optional<SelectiveLanesConfig> selective_lanes_config(const Selectiv
     return problem.states > 16 ? std::optional(kSelectiveLanesConfigurations[0]) : std::nullopt;
 }
 
+// Blocks of a sequence.
+inline i64 selective_lanes_blocks(const SelectiveLanesConfig& config, int dim, int span) {
+    return i64{dim} / span * ceil_div(span, config.channels());
+}
+
 struct SelectiveLanes {
     GDN_KERNEL(SelectiveLanes, scan, selective_lanes, SelectiveLanesConfig, SelectiveLanesArgs,
                "selective scan, tokens spread over lanes: few channels or many states");
@@ -53,8 +55,8 @@ struct SelectiveLanes {
     }
 
     static void run(const Config& config, const Args& args, const Target& target) {
-        const i64 blocks = i64{args.in.dim} / args.span * ceil_div(args.span, config.channels());
-        launch<SelectiveLanes>(config, args, {blocks, args.in.sequences, 1}, target, [&](const auto& traits) {
+        const i64 blocks = selective_lanes_blocks(config, args.in.dim, args.span);
+        launch<SelectiveLanes>(config, args, {blocks, args.in.sequences, args.segments.count}, target, [&](const auto& traits) {
             return fmt::format("{} channels for {} multiprocessors, {} states: {} lanes a channel with {} tokens each",
                                i64{args.in.sequences} * args.in.dim, traits.multiprocessors, args.in.state_size, config.lanes,
                                config.tokens);

@@ -80,6 +80,28 @@ Segments choose_split(const SplitProblem& problem, const Launch& launch, int mul
     return best;
 }
 
+// Splits sequences into segments that blocks take in turn: nothing is computed twice, but the blocks of a launch, of which
+// `together` run at a time, have to be more than that, or they would wait for each other. Then the last wave is fuller. `unit`:
+// tokens of which segments have a multiple, itself one of kStateChunk.
+inline Segments split_in_turns(const SplitProblem& problem, i64 blocks, i64 together, int wanted, int unit = kStateChunk) {
+    const i64 units = ceil_div(problem.tokens, unit);
+    if (problem.packed || blocks <= together || units < 2) return {};
+    const auto split = [&](i64 parts) {
+        const i64 length = ceil_div(units, parts);
+        return Segments{static_cast<int>(ceil_div(units, length)), static_cast<int>(length * unit)};
+    };
+    if (wanted > 0) return split(wanted);
+    constexpr double kBefore = 20, kWorth = 0.97;  // starting a segment, in tokens; what a split has to be below
+    const auto time = [&](const Segments& split) {
+        return static_cast<double>(ceil_div(blocks * split.count, together)) * (split.length + kBefore);
+    };
+    Segments best = split(1);
+    double best_time = kWorth * time(best);
+    for (int parts = 2; parts <= 8; ++parts)
+        if (const Segments candidate = split(parts); time(candidate) < best_time) best = candidate, best_time = time(candidate);
+    return best;
+}
+
 // Splits a sequence for a summary, which may need the segments near its end alone: the shorter they are, the less is computed
 // in vain. `wanted`: as in choose_split.
 inline Segments split_summary(const SplitProblem& problem, int wanted) {

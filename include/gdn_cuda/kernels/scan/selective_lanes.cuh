@@ -16,6 +16,7 @@
 // 5120 channels of 16 states 7 to 25 % slower.
 #pragma once
 
+#include <gdn_cuda/kernels/common/counters.cuh>
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/common/raw_vector.cuh>
@@ -36,7 +37,7 @@ struct SelectiveLanes {
     static constexpr int kThreads = kConfig.threads(), kChannels = kConfig.channels(), kAtOnce = kConfig.at_once,
                          kVectors = kTokens / 8;
     static constexpr int kStride = 32 / kLanes;  // a channel's lanes are so far apart: adjacent lanes read the same B and C
-    static constexpr int kRounds = kLanes == 8 ? 3 : kLanes == 16 ? 4 : 5;
+    static constexpr int kRounds = kLanes == 4 ? 2 : kLanes == 8 ? 3 : kLanes == 16 ? 4 : 5;
     static_assert(kLanes == 1 << kRounds);
 
     const SelectiveLanesArgs& args;
@@ -221,10 +222,7 @@ struct SelectiveLanes {
             }
 #pragma unroll
         for (int s = 0; s < kAtOnce; ++s) {
-            if (lane == kLanes - 1) {
-                shared.ends[n + s][part][channel] = x[s];
-                if (kAlong > 1) shared.decays[n + s][part][channel] = product[s];
-            }
+            if (lane == kLanes - 1) shared.maps[n + s][part][channel] = {product[s], x[s]};
             const float earlier = __shfl_up_sync(0xffffffffu, x[s], kStride);
             if (kAlong > 1) {
                 x[s] = lane > 0 ? earlier : 0.f;
@@ -238,9 +236,10 @@ struct SelectiveLanes {
 #pragma unroll
             for (int s = 0; s < kAtOnce; ++s) {
 #pragma unroll
-                for (int i = 0; i + 1 < kAlong; ++i)
-                    if (i < part)
-                        start[s] = fmaf(shared.decays[n + s][i][channel], start[s], shared.ends[n + s][i][channel]);
+                for (int i = 0; i + 1 < kAlong; ++i) {
+                    const auto map = shared.maps[n + s][i][channel];
+                    if (i < part) start[s] = fmaf(map.decay, start[s], map.end);
+                }
                 x[s] = start[s] = fmaf(exp2_fast(before * rate[s]), start[s], x[s]);
             }
         }
@@ -283,11 +282,11 @@ struct SelectiveLanes {
         __syncwarp();
         each_state([&](int n, int channel) {
             float& x = shared.states[first + n][channel];
-            float total = tile_steps(tile)[0][channel], end = shared.ends[n][0][channel];
+            float total = tile_steps(tile)[0][channel], end = shared.maps[n][0][channel].end;
 #pragma unroll
             for (int i = 1; i < kAlong; ++i) {
                 total += tile_steps(tile)[i][channel];
-                end = fmaf(shared.decays[n][i][channel], end, shared.ends[n][i][channel]);
+                end = fmaf(shared.maps[n][i][channel].decay, end, shared.maps[n][i][channel].end);
             }
             const Poles pole{shared.rates[first + n][channel], 0.f};
             float relative;
@@ -301,24 +300,35 @@ struct SelectiveLanes {
         const float bias = is_channel && in.delta_bias != nullptr ? in.delta_bias[first_channel + channel] : 0.f,
                     D = is_channel && in.D != nullptr ? in.D[first_channel + channel] : 0.f;
         own_coefficients[0] = coefficients(in.B), own_coefficients[1] = coefficients(in.C);
-        fetch(shared.u[0], in.u, 0);
-        fetch(shared.delta, in.delta, 0);
-        fetch_coefficients(0, 0);
+        const int segment = blockIdx.z, begin = segment * args.segments.length;
+        const bool is_last_segment = segment + 1 == args.segments.count;
+        const int end = is_last_segment ? in.length : begin + args.segments.length;
+        fetch(shared.u[begin / kTile & 1], in.u, begin);
+        fetch(shared.delta, in.delta, begin);
+        fetch_coefficients(begin, 0);
         cp_async_fence();
-        const i64 row = static_cast<i64>(sequence) * in.dim + first_channel;
+        const i64 row = static_cast<i64>(sequence) * in.dim + first_channel, rows = static_cast<i64>(in.sequences) * in.dim;
+        const auto* initial = static_cast<const float*>(in.initial_state);
+        unsigned* const turn =
+            args.turns.done + (static_cast<i64>(segment) * in.sequences + sequence) * gridDim.x + blockIdx.x;
+        if (segment > 0) {
+            initial = static_cast<const float*>(args.turns.states) + segment * rows * in.state_size;
+            if (threadIdx.x == 0) wait_for_count(turn, args.turns.wanted);
+            __syncthreads();
+        }
 #pragma unroll 1
         for (int group = 0; group < in.state_size; group += kGroup)
 #pragma unroll
             for (int i = threadIdx.x; i < kGroup * kChannels; i += kThreads) {
                 const int n = group + i % kGroup, c = i / kGroup;
                 const bool is_state = n < in.state_size && c < channels;
-                const auto *A = static_cast<const float*>(in.A.data), *x = static_cast<const float*>(in.initial_state);
+                const auto* A = static_cast<const float*>(in.A.data);
                 shared.rates[n][c] = is_state ? A[(first_channel + c) * in.A.group + n * in.A.n] * kLog2e : 0.f;
-                shared.states[n][c] = is_state && x != nullptr ? x[(row + c) * in.state_size + n] : 0.f;
+                shared.states[n][c] = is_state && initial != nullptr ? initial[(row + c) * in.state_size + n] : 0.f;
             }
-        int tile = 0, first = 0;
+        int tile = begin, first = 0;
 #pragma unroll 1
-        while (tile < in.length) {
+        while (tile < end) {
             const bool is_last = first + kGroup >= in.state_size;
             const int next_tile = is_last ? tile + kTile : tile, next_first = is_last ? 0 : first + kGroup;
             cp_async_wait<0>();
@@ -327,7 +337,7 @@ struct SelectiveLanes {
             put_coefficients();
             if (is_last && in.z.data != nullptr) fetch(shared.z, in.z, tile);
             cp_async_fence();
-            if (next_tile < in.length) {
+            if (next_tile < end) {
                 if (is_last) {
                     fetch(shared.u[next_tile / kTile & 1], in.u, next_tile);
                     fetch(shared.delta, in.delta, next_tile);
@@ -348,9 +358,14 @@ struct SelectiveLanes {
             tile = next_tile, first = next_first;
         }
         __syncthreads();
+        float* const last = is_last_segment ? static_cast<float*>(args.last_state)
+                                            : static_cast<float*>(args.turns.states) + (segment + 1) * rows * in.state_size;
 #pragma unroll 1
         for (int i = threadIdx.x; i < in.state_size * channels; i += kThreads)
-            static_cast<float*>(args.last_state)[row * in.state_size + i] = shared.states[i % in.state_size][i / in.state_size];
+            last[row * in.state_size + i] = shared.states[i % in.state_size][i / in.state_size];
+        if (is_last_segment) return;
+        __syncthreads();
+        if (threadIdx.x == 0) red_release(turn + static_cast<i64>(in.sequences) * gridDim.x);
     }
 };
 
@@ -360,20 +375,20 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multipro
     selective_lanes(const __grid_constant__ SelectiveLanesArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<SelectiveLanesSharedPlan<kConfig>*>(memory);
-    using Block = SelectiveLanes<kConfig>;
-    constexpr int kChannels = kConfig.channels();
+    constexpr int kChannels = kConfig.channels(), kStride = 32 / kConfig.lanes;
     const int blocks_per_span = (args.span + kChannels - 1) / kChannels;
     const int block = blockIdx.x, inside = block % blocks_per_span * kChannels;
     const int thread = threadIdx.x % 32, warp = threadIdx.x / 32;
-    Block{.args = args,
-          .in = args.in,
-          .shared = shared,
-          .sequence = static_cast<int>(blockIdx.y),
-          .first_channel = block / blocks_per_span * args.span + inside,
-          .channels = min(args.span - inside, kChannels),
-          .channel = opaque(warp / Block::kAlong * Block::kStride + thread % Block::kStride),
-          .lane = opaque(thread / Block::kStride),
-          .part = opaque(warp % Block::kAlong)}
+    // Opaque, so that channel and lane are kept, not recomputed for every state.
+    SelectiveLanes<kConfig>{.args = args,
+                            .in = args.in,
+                            .shared = shared,
+                            .sequence = static_cast<int>(blockIdx.y),
+                            .first_channel = block / blocks_per_span * args.span + inside,
+                            .channels = min(args.span - inside, kChannels),
+                            .channel = opaque(warp / kConfig.along * kStride + thread % kStride),
+                            .lane = opaque(thread / kStride),
+                            .part = opaque(warp % kConfig.along)}
         .run();
 }
 

@@ -20,7 +20,7 @@ struct SelectiveLanesConfig {
     GDN_HOST_DEVICE constexpr int tile() const { return lanes * along * tokens; }
     // Blocks an SM for which registers are limited.
     GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const {
-        return (tokens == 16 ? 16 : at_once == 1 ? 24 : 20) / warps;
+        return (tokens == 16 ? 16 : at_once == 1 ? 24 : at_once == 2 ? 20 : 12) / warps;
     }
 
     GDN_FIELDS(lanes, tokens, at_once, warps, along, group)
@@ -42,8 +42,11 @@ struct SelectiveLanesSharedPlan {
     InFlight coefficients_in_flight[kVectors][kThreads];
     InFlight u[2][kRow][kThreads], delta[kRow][kThreads], z[kRow][kThreads];
     // Poles in log2; states before the tile, and what it adds to them: the tokens of each warp map x to decay x + end.
-    float rates[Config::kMostStates][kChannels], states[Config::kMostStates][kChannels], ends[kGroup][kAlong][kChannels];
-    float decays[kAlong > 1 ? kGroup : 1][kAlong][kChannels];
+    float rates[Config::kMostStates][kChannels], states[Config::kMostStates][kChannels];
+    struct alignas(8) Map {
+        float decay, end;  // decay: with several warps along tokens
+    };
+    Map maps[kGroup][kAlong][kChannels];
     float steps[kAlong > 1 ? 2 : 1][kAlong][kChannels];  // sums of a tile's; of two tiles where warps are not in step
 };
 
@@ -52,6 +55,8 @@ struct SelectiveLanesArgs {
     ChannelRows out;
     void* last_state = nullptr;  // (sequence, channel, n)
     void* states = nullptr;      // (chunk, channel, n), the state before each chunk; null: not kept
+    Segments segments;  // of whole tiles, in turns
+    Turns turns;
     DType io = DType::bf16;
     bool input_times_delta = true;  // false: dirac
     int span = 0;  // consecutive channels that read the same groups of B and C; a block does not cross its multiples
