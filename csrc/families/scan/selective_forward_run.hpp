@@ -34,7 +34,7 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
     const auto are_vectors_along_tokens = [&](const Coefficients& x) { return x.n != 1 && has_vectors(x, packed); };
     if (problem.transition == Transition::exponential && !problem.is_complex && problem.is_narrow && along_tokens &&
         rows_are_aligned && in.length % 8 == 0 && in.delta_a.data == nullptr && are_vectors_along_tokens(in.B) &&
-        are_vectors_along_tokens(in.C) && segments.count == 1 && in.sequences <= 65535)
+        are_vectors_along_tokens(in.C) && (segments.count == 1 || std::getenv("GDN_X_LANES")) && in.sequences <= 65535)
         if (const auto config = selective_lanes_config(problem, jit::device_traits(target.ordinal).multiprocessors)) {
             CallMemory memory(like);
             SelectiveLanesArgs args{.in = in,

@@ -199,7 +199,8 @@ struct SelectiveLanes {
                     drive[s][t + j] = input[t + j] * values[j];
                 }
             }
-            product[s] = exp2_fast(sums[0] * rate[s]);
+            // The first lane's is 0, and so is that of all lanes with it, which therefore add nothing of before the channel's.
+            product[s] = exp2_fast(fmaf(sums[0], rate[s], lane == 0 ? -1e30f : 0.f));
             start[s] = shared.states[first + n + s][channel];
             if (kAlong == 1) start[s] *= exp2_fast(before * rate[s]);
             x[s] = drive[s][0];
@@ -213,12 +214,9 @@ struct SelectiveLanes {
 #pragma unroll
             for (int s = 0; s < kAtOnce; ++s) {
                 const float earlier = __shfl_up_sync(0xffffffffu, x[s], kStride << k);
-                if (k + 1 == kRounds && kAlong == 1) {
-                    if (lane >= 1 << k) x[s] = fmaf(product[s], earlier, x[s]);
-                } else {
-                    const float more = __shfl_up_sync(0xffffffffu, product[s], kStride << k);
-                    if (lane >= 1 << k) x[s] = fmaf(product[s], earlier, x[s]), product[s] *= more;
-                }
+                const float more = k + 1 == kRounds && kAlong == 1 ? 0.f : __shfl_up_sync(0xffffffffu, product[s], kStride << k);
+                x[s] = fmaf(product[s], earlier, x[s]);
+                if (k + 1 < kRounds) product[s] *= more;
             }
 #pragma unroll
         for (int s = 0; s < kAtOnce; ++s) {
@@ -301,19 +299,19 @@ struct SelectiveLanes {
                     D = is_channel && in.D != nullptr ? in.D[first_channel + channel] : 0.f;
         own_coefficients[0] = coefficients(in.B), own_coefficients[1] = coefficients(in.C);
         const int segment = blockIdx.z, begin = segment * args.segments.length;
-        const bool is_last_segment = segment + 1 == args.segments.count;
-        const int end = is_last_segment ? in.length : begin + args.segments.length;
+        const int end = segment + 1 == args.segments.count ? in.length : begin + args.segments.length;
         fetch(shared.u[begin / kTile & 1], in.u, begin);
         fetch(shared.delta, in.delta, begin);
         fetch_coefficients(begin, 0);
         cp_async_fence();
         const i64 row = static_cast<i64>(sequence) * in.dim + first_channel, rows = static_cast<i64>(in.sequences) * in.dim;
         const auto* initial = static_cast<const float*>(in.initial_state);
-        unsigned* const turn =
-            args.turns.done + (static_cast<i64>(segment) * in.sequences + sequence) * gridDim.x + blockIdx.x;
+        const auto turn = [&](int segment) {
+            return args.turns.done + (static_cast<i64>(segment) * in.sequences + sequence) * gridDim.x + blockIdx.x;
+        };
         if (segment > 0) {
             initial = static_cast<const float*>(args.turns.states) + segment * rows * in.state_size;
-            if (threadIdx.x == 0) wait_for_count(turn, args.turns.wanted);
+            if (threadIdx.x == 0) wait_for_count(turn(segment), args.turns.wanted);
             __syncthreads();
         }
 #pragma unroll 1
@@ -358,14 +356,16 @@ struct SelectiveLanes {
             tile = next_tile, first = next_first;
         }
         __syncthreads();
+        const int next = opaque(static_cast<int>(blockIdx.z)) + 1;  // recomputed, as registers are short above
+        const bool is_last_segment = next == args.segments.count;
         float* const last = is_last_segment ? static_cast<float*>(args.last_state)
-                                            : static_cast<float*>(args.turns.states) + (segment + 1) * rows * in.state_size;
+                                            : static_cast<float*>(args.turns.states) + next * rows * in.state_size;
 #pragma unroll 1
         for (int i = threadIdx.x; i < in.state_size * channels; i += kThreads)
             last[row * in.state_size + i] = shared.states[i % in.state_size][i / in.state_size];
         if (is_last_segment) return;
         __syncthreads();
-        if (threadIdx.x == 0) red_release(turn + static_cast<i64>(in.sequences) * gridDim.x);
+        if (threadIdx.x == 0) red_release(turn(next));
     }
 };
 
