@@ -11,13 +11,13 @@ from selective_on_device import BOTH_LAYOUTS
 
 @pytest.fixture(autouse=True)
 def turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GDN_X_TURNS", "3")
+    monkeypatch.setenv("GDN_SCAN_TURNS", "3")
 
 
 @pytest.mark.parametrize("name, is_complex", [("mamba", False), ("mamba", True), ("zoh", True), ("rglru", False)])
 @pytest.mark.parametrize("form", [{}, {"bare": True}, {"B": "constant"}])
 @BOTH_LAYOUTS
-def test_discretizations(name: str, is_complex: bool, form: dict, last: bool, seed: int) -> None:
+def test_discretizations(name: str, is_complex: bool, form: dict[str, str | bool], last: bool, seed: int) -> None:
     check(selective_inputs(seed, name, is_complex=is_complex, last=last, batch=4, dim=37, N=16, length=201, **form), seed, 1)
 
 

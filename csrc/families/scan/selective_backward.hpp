@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <gdn_cuda/kernels/scan/selective_backward/plan.cuh>
 #include <string>
 
@@ -34,9 +33,6 @@ inline constexpr std::array kSelectiveBackwardConfigurations = [] {
         return Config{transition, false, true, is_narrow, lanes, states};
     };
     return std::array{Config{exponential, true, true, true, 8, 2},
-                      varying_of(exponential, true, 16, 4),
-                      varying_of(exponential, true, 16, 1),
-                      varying_of(exponential, true, 8, 2),
                       varying_of(exponential, true, 4, 4),
                       varying_of(exponential, true, 8, 4),
                       varying_of(exponential, false, 4, 4),
@@ -58,8 +54,6 @@ inline i64 selective_backward_blocks(const SelectiveBackwardProblem& problem, co
 
 // If B and C vary, more than 16 states take more lanes; otherwise they take more launches.
 inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackwardProblem& problem) {
-    if (const char* forced = std::getenv("GDN_X_BACK"); forced != nullptr && std::atoi(forced) >= 0)
-        return kSelectiveBackwardConfigurations[std::atoi(forced)];
     const SelectiveBackwardConfig *any = nullptr, *varying = nullptr, *wide = nullptr;
     for (const SelectiveBackwardConfig& config : kSelectiveBackwardConfigurations) {
         if (config.transition != problem.transition || config.is_complex != problem.is_complex) continue;
@@ -83,14 +77,14 @@ inline Segments split_backward(const SelectiveBackwardProblem& problem, const Sp
     return choose_split(sizes, [&](int) { return launch; }, device.multiprocessors, kCost, wanted);
 }
 inline std::string explain_selective_backward(const SelectiveBackwardProblem& problem, const Segments& segments,
-                                              const jit::DeviceTraits& device) {
+                                              const jit::DeviceTraits& device, bool in_turns = false) {
     const SelectiveBackwardConfig config = selective_backward_config(problem);
     const i64 passes = ceil_div(problem.state_size, config.group());
     return fmt::format(
         "{} channels a block, {} lanes with {} states each; {} pass{} over {} states; {} blocks for {} multiprocessors; {}",
         config.channels_per_block(), config.lanes, config.states, passes, passes == 1 ? "" : "es", problem.state_size,
         problem.sequences * segments.count * selective_backward_blocks(problem, config), device.multiprocessors,
-        explain_split(segments));
+        explain_split(segments, in_turns));
 }
 
 // How many sequences a launch computes: the sums over the channels of a block take 4 bytes for each token and element of B and
@@ -115,8 +109,9 @@ struct SelectiveBackward {
     static void run(const SelectiveBackwardProblem& problem, const Segments& segments, const Args& args, i64 sequences,
                     const Target& target) {
         const Config config = selective_backward_config(problem);
-        launch<SelectiveBackward>(config, args, {selective_backward_blocks(problem, config), sequences, segments.count}, target,
-                                  [&](const auto& traits) { return explain_selective_backward(problem, segments, traits); });
+        launch<SelectiveBackward>(
+            config, args, {selective_backward_blocks(problem, config), sequences, segments.count}, target,
+            [&](const auto& traits) { return explain_selective_backward(problem, segments, traits, args.turns.taken()); });
     }
 };
 

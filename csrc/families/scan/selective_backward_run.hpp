@@ -47,13 +47,12 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
 
     CallMemory memory(like);
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-    const auto x_env = [](const char* name) { return std::getenv(name) ? std::atoi(std::getenv(name)) : 0; };
-    const int wanted = kSegmentsVariable.value();
-    Segments segments = split_backward(problem, split_problem(prepared), device, std::getenv("GDN_X_PIECES") ? x_env("GDN_X_PIECES") : wanted);
-    const Segments turns = split_in_turns(split_problem(prepared), at_a_time * blocks,
-                                          i64{device.multiprocessors} * config.most_blocks(), x_env("GDN_X_TURNS"));
-    const bool in_turns = segments.count == 1 && turns.count > 1;
-    if (in_turns) segments = turns;
+    Segments segments = split_backward(problem, split_problem(prepared), device, kSegmentsVariable.value());
+    const bool in_parallel = segments.count > 1;
+    if (!in_parallel)
+        segments = split_in_turns(split_problem(prepared), at_a_time * blocks,
+                                  i64{device.multiprocessors} * config.most_blocks(), kTurnsVariable.value());
+    const bool in_turns = !in_parallel && segments.count > 1;
     SelectivePiecesArgs reversed =
         reversed_pieces(prepared, cotangents.out, rows_are_vectors, static_cast<int>(problem.channels_per_span));
     reversed.segments = segments;
@@ -79,8 +78,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     const i64 rows_of_sums = static_cast<i64>(segments.count) * in.sequences,
               poles = rows_of_sums * in.dim * in.state_size * parts, channels = rows_of_sums * in.dim;
     args.dA = memory.floats(poles);
-    if (in_turns)
-        args.turns = {.done = reinterpret_cast<unsigned*>(memory.floats(rows_of_sums * blocks, true)), .states = memory.floats(poles)};
+    if (in_turns) args.turns = {.done = memory.counts(rows_of_sums * blocks), .states = memory.floats(poles)};
     if (!in.B.varies) args.dB_constant = memory.floats(poles);
     if (!in.C.varies) args.dC_constant = memory.floats(poles);
     if (to.D != nullptr) args.dD = memory.floats(channels);
@@ -99,7 +97,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     };
     for (int first_state = 0; first_state < in.state_size; first_state += config.group()) {
         args.first_state = first_state;
-        ++args.turns.wanted;
+        if (in_turns) ++args.turns.wanted;
         args.first_pass = first_state == 0;
         args.last_pass = first_state + config.group() >= in.state_size;
         const int states = std::min(config.group(), in.state_size - first_state);

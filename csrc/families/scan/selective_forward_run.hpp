@@ -34,7 +34,7 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
     const auto are_vectors_along_tokens = [&](const Coefficients& x) { return x.n != 1 && has_vectors(x, packed); };
     if (problem.transition == Transition::exponential && !problem.is_complex && problem.is_narrow && along_tokens &&
         rows_are_aligned && in.length % 8 == 0 && in.delta_a.data == nullptr && are_vectors_along_tokens(in.B) &&
-        are_vectors_along_tokens(in.C) && (segments.count == 1 || std::getenv("GDN_X_LANES")) && in.sequences <= 65535)
+        are_vectors_along_tokens(in.C) && segments.count == 1 && in.sequences <= 65535)
         if (const auto config = selective_lanes_config(problem, jit::device_traits(target.ordinal).multiprocessors)) {
             CallMemory memory(like);
             SelectiveLanesArgs args{.in = in,
@@ -45,15 +45,14 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
                                     .input_times_delta = prepared.discretization == Discretization::mamba,
                                     .span = span};
             const i64 blocks = selective_lanes_blocks(*config, in.dim, span);
-            args.segments = split_in_turns(
-                split_problem(prepared), blocks * in.sequences,
-                i64{jit::device_traits(target.ordinal).multiprocessors} * config->blocks_per_multiprocessor(),
-                std::getenv("GDN_X_LTURNS") ? std::atoi(std::getenv("GDN_X_LTURNS")) : 0, config->tile());
+            args.segments =
+                split_in_turns(split_problem(prepared), blocks * in.sequences,
+                               i64{jit::device_traits(target.ordinal).multiprocessors} * config->blocks_per_multiprocessor(),
+                               kTurnsVariable.value(), config->tile());
             if (args.segments.count > 1) {
                 const i64 rows = i64{args.segments.count} * in.sequences;
-                args.turns = {.done = reinterpret_cast<unsigned*>(memory.floats(rows * blocks, true)),
-                              .wanted = 1,
-                              .states = memory.floats(rows * in.dim * in.state_size)};
+                args.turns = {
+                    .done = memory.counts(rows * blocks), .wanted = 1, .states = memory.floats(rows * in.dim * in.state_size)};
             }
             return SelectiveLanes::run(*config, args, target);
         }

@@ -5,15 +5,15 @@
 // A block of 128 threads iterates over the tiles of a sequence, for 4 to 16 channels. A lane has 8 or 16 consecutive tokens of
 // a channel and keeps their steps, inputs and Σ C x in registers. For each state it computes decays and drives of its tokens
 // and the state that they make of zero; a scan over the channel's lanes gives the state before each lane's tokens, and the lane
-// advances it through them. B and C of the tile are in shared memory, 16 states at a time. Loads of the next 16, and of the
-// next tile, are in flight meanwhile.
+// advances it through them. B and C of the tile are in shared memory, 8 or 16 states at a time. Loads of the next ones, and of
+// the next tile, are in flight meanwhile. Where there are more blocks than fit the GPU together, blocks of a sequence take
+// turns at segments of it (Turns, in selective/inputs.cuh).
 //
 // The state before a tile decays over the tile by the exponential of the sum of its steps, so rounding does not add up.
 //
-// Bound: instruction issue and the special function unit, whose 18 exponentials (8 cycles of a scheduler each) and 147
-// instructions are a state's updates of 16 tokens on each of 8 lanes. Measured (docs/benchmarks/scan.md), that is 13 % faster
-// than scan/selective_forward for 64 states, and with 8 tokens on each of 32 lanes 36 % for 1536 channels of 512 tokens; for
-// 5120 channels of 16 states 7 to 25 % slower.
+// Bound: instruction issue and the special function unit, whose 18 exponentials (8 cycles of a scheduler each) and 142
+// instructions are a state's updates of 16 tokens on each of 8 lanes. Measured with 64 states (8×5120×2048), 68 % of the cycles
+// issued, and the exponentials alone take 62 % (docs/benchmarks/scan.md).
 #pragma once
 
 #include <gdn_cuda/kernels/common/counters.cuh>
@@ -32,40 +32,34 @@ struct SelectiveLanes {
     using Poles = Pole<Transition::exponential, false>;
     using Vector = RawVector<8, true>;
     using InFlight = typename Shared::InFlight;
-    static constexpr int kLanes = kConfig.lanes, kTokens = kConfig.tokens, kTile = kConfig.tile(), kGroup = kConfig.group,
-                         kAlong = kConfig.along, kSlots = kLanes * kAlong;
+    static constexpr int kLanes = kConfig.lanes, kTokens = kConfig.tokens, kTile = kConfig.tile(), kGroup = kConfig.group;
     static constexpr int kThreads = kConfig.threads(), kChannels = kConfig.channels(), kAtOnce = kConfig.at_once,
                          kVectors = kTokens / 8;
     static constexpr int kStride = 32 / kLanes;  // a channel's lanes are so far apart: adjacent lanes read the same B and C
-    static constexpr int kRounds = kLanes == 4 ? 2 : kLanes == 8 ? 3 : kLanes == 16 ? 4 : 5;
+    static constexpr int kRounds = kLanes == 8 ? 3 : kLanes == 16 ? 4 : 5;
     static_assert(kLanes == 1 << kRounds);
 
     const SelectiveLanesArgs& args;
     const SelectiveInputs& in;
     Shared& shared;
     int sequence, first_channel, channels;
-    int channel, lane, part;          // this thread's; part: which of the warps along tokens
+    int channel, lane;                // this thread's
     const char* own_coefficients[2];  // its first vectors of B and C
 
     float step[kTokens], input[kTokens], y[kTokens];
-    // Sums of steps: of this lane and the 2^k − 1 before it; of all lanes of the warp before it.
+    // Sums of steps: of this lane and the 2^k − 1 before it; of all lanes before it.
     float sums[kRounds], before;
 
-    __device__ __forceinline__ int slot() const { return part * kLanes + lane; }  // among all lanes of the channel
-    __device__ __forceinline__ int first_token(int tile) const { return tile + slot() * kTokens; }
-    __device__ __forceinline__ bool exists(int tile) const { return channel < channels && first_token(tile) < in.length; }
-    __device__ __forceinline__ float (&tile_steps(int tile) const)[kAlong][kChannels] {
-        return shared.steps[kAlong > 1 ? tile / kTile & 1 : 0];
-    }
+    __device__ __forceinline__ bool exists(int tile) const { return channel < channels && tile + lane * kTokens < in.length; }
 
     // ---- Elements. Vectors of a lane beyond the sequence's end do not exist: `in.length` is a multiple of eight.
 
     __device__ __forceinline__ char* address(const ChannelRows& x, int tile) const {
         return static_cast<char*>(x.data) +
-               2 * (sequence * x.batch + (first_channel + channel) * x.channel + first_token(tile));
+               2 * (sequence * x.batch + (first_channel + channel) * x.channel + tile + lane * kTokens);
     }
     __device__ __forceinline__ int vectors(int tile) const {
-        const int left = in.length - first_token(tile);
+        const int left = in.length - tile - lane * kTokens;
         return channel < channels ? left / 8 : 0;
     }
     __device__ __forceinline__ static void copy(InFlight& to, const char* from, bool exists) {
@@ -114,7 +108,7 @@ struct SelectiveLanes {
             const float more = __shfl_up_sync(0xffffffffu, sum, kStride << k);
             if (lane >= 1 << k) sum += more;
         }
-        if (lane == kLanes - 1) tile_steps(tile)[part][channel] = sum;
+        if (lane == kLanes - 1) shared.steps[channel] = sum;
         before = __shfl_up_sync(0xffffffffu, sum, kStride);
         if (lane == 0) before = 0.f;
     }
@@ -167,14 +161,14 @@ struct SelectiveLanes {
         each_vector([&](int which, int n, const InFlight& from) {
             float x[8];
             reinterpret_cast<const Vector&>(from).to_floats((which == 0 ? in.B : in.C).type, x);
-            auto* to = reinterpret_cast<float4*>(shared.coefficients[which][n]) + own_token() % kTokens / 4 * kSlots +
+            auto* to = reinterpret_cast<float4*>(shared.coefficients[which][n]) + own_token() % kTokens / 4 * kLanes +
                        own_token() / kTokens;
             to[0] = {x[0], x[1], x[2], x[3]};
-            to[kSlots] = {x[4], x[5], x[6], x[7]};
+            to[kLanes] = {x[4], x[5], x[6], x[7]};
         });
     }
-    __device__ __forceinline__ float4 four(int which, int n, int i) const {
-        return reinterpret_cast<const float4*>(shared.coefficients[which][n])[i * kSlots + slot()];
+    __device__ __forceinline__ float4 four(int which, int n, int part) const {
+        return reinterpret_cast<const float4*>(shared.coefficients[which][n])[part * kLanes + lane];
     }
 
     // ---- The recurrence
@@ -199,10 +193,8 @@ struct SelectiveLanes {
                     drive[s][t + j] = input[t + j] * values[j];
                 }
             }
-            // The first lane's is 0, and so is that of all lanes with it, which therefore add nothing of before the channel's.
-            product[s] = exp2_fast(fmaf(sums[0], rate[s], lane == 0 ? -1e30f : 0.f));
-            start[s] = shared.states[first + n + s][channel];
-            if (kAlong == 1) start[s] *= exp2_fast(before * rate[s]);
+            product[s] = exp2_fast(sums[0] * rate[s]);
+            start[s] = exp2_fast(before * rate[s]) * shared.states[first + n + s][channel];
             x[s] = drive[s][0];
         }
 #pragma unroll
@@ -214,36 +206,23 @@ struct SelectiveLanes {
 #pragma unroll
             for (int s = 0; s < kAtOnce; ++s) {
                 const float earlier = __shfl_up_sync(0xffffffffu, x[s], kStride << k);
-                const float more = k + 1 == kRounds && kAlong == 1 ? 0.f : __shfl_up_sync(0xffffffffu, product[s], kStride << k);
-                x[s] = fmaf(product[s], earlier, x[s]);
-                if (k + 1 < kRounds) product[s] *= more;
+                if (k + 1 == kRounds) {
+                    if (lane >= 1 << k) x[s] = fmaf(product[s], earlier, x[s]);
+                } else {
+                    const float more = __shfl_up_sync(0xffffffffu, product[s], kStride << k);
+                    if (lane >= 1 << k) x[s] = fmaf(product[s], earlier, x[s]), product[s] *= more;
+                }
             }
 #pragma unroll
         for (int s = 0; s < kAtOnce; ++s) {
-            if (lane == kLanes - 1) shared.maps[n + s][part][channel] = {product[s], x[s]};
+            if (lane == kLanes - 1) shared.ends[n + s][channel] = x[s];
             const float earlier = __shfl_up_sync(0xffffffffu, x[s], kStride);
-            if (kAlong > 1) {
-                x[s] = lane > 0 ? earlier : 0.f;
-            } else {
-                if (lane > 0) start[s] += earlier;
-                x[s] = start[s];
-            }
+            if (lane > 0) start[s] += earlier;
+            x[s] = start[s];
         }
-        if constexpr (kAlong > 1) {
-            __syncthreads();
-#pragma unroll
-            for (int s = 0; s < kAtOnce; ++s) {
-#pragma unroll
-                for (int i = 0; i + 1 < kAlong; ++i) {
-                    const auto map = shared.maps[n + s][i][channel];
-                    if (i < part) start[s] = fmaf(map.decay, start[s], map.end);
-                }
-                x[s] = start[s] = fmaf(exp2_fast(before * rate[s]), start[s], x[s]);
-            }
-        }
-        if (kKeeps && first_token(tile) % kStateChunk == 0 && exists(tile)) {
+        if (kKeeps && (tile + lane * kTokens) % kStateChunk == 0 && exists(tile)) {
             const i64 chunks = (in.length + kStateChunk - 1) / kStateChunk,
-                      row = sequence * chunks + first_token(tile) / kStateChunk;
+                      row = sequence * chunks + (tile + lane * kTokens) / kStateChunk;
             float* to = static_cast<float*>(args.states) + state_at(row, first + n);
 #pragma unroll
             for (int s = 0; s < kAtOnce; ++s)
@@ -270,22 +249,16 @@ struct SelectiveLanes {
     // Calls `call` with each state of the group and its channel, of the warp's; lanes share them.
     template <class F>
     __device__ __forceinline__ void each_state(const F& call) const {
-        const int thread = threadIdx.x % 32, own = static_cast<int>(threadIdx.x) / (32 * kAlong) * kStride;
+        const int thread = threadIdx.x % 32, own = static_cast<int>(threadIdx.x) / 32 * kStride;
 #pragma unroll
         for (int i = thread; i < kGroup * kStride; i += 32) call(i / kStride, own + i % kStride);
     }
     // The states after the tile.
-    __device__ __forceinline__ void carry(int tile, int first) const {
-        if (kAlong > 1 && part != 0) return;
+    __device__ __forceinline__ void carry(int first) const {
         __syncwarp();
         each_state([&](int n, int channel) {
             float& x = shared.states[first + n][channel];
-            float total = tile_steps(tile)[0][channel], end = shared.maps[n][0][channel].end;
-#pragma unroll
-            for (int i = 1; i < kAlong; ++i) {
-                total += tile_steps(tile)[i][channel];
-                end = fmaf(shared.maps[n][i][channel].decay, end, shared.maps[n][i][channel].end);
-            }
+            const float total = shared.steps[channel], end = shared.ends[n][channel];
             const Poles pole{shared.rates[first + n][channel], 0.f};
             float relative;
             x = pole.long_memory(total, relative) ? x + fmaf(relative, x, end) : fmaf(exp2_fast(total * pole.rate), x, end);
@@ -348,7 +321,7 @@ struct SelectiveLanes {
                 advance_group<false>(tile, first);
             else
                 advance_group<true>(tile, first);
-            carry(tile, first);
+            carry(first);
             if (is_last) {
                 cp_async_wait<1>();  // for z
                 finish(tile, D);
@@ -386,9 +359,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multipro
                             .sequence = static_cast<int>(blockIdx.y),
                             .first_channel = block / blocks_per_span * args.span + inside,
                             .channels = min(args.span - inside, kChannels),
-                            .channel = opaque(warp / kConfig.along * kStride + thread % kStride),
-                            .lane = opaque(thread / kStride),
-                            .part = opaque(warp % kConfig.along)}
+                            .channel = opaque(warp * kStride + thread % kStride),
+                            .lane = opaque(thread / kStride)}
         .run();
 }
 

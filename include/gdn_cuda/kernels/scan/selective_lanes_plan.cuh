@@ -6,31 +6,30 @@
 namespace gdn_cuda::scan {
 
 struct SelectiveLanesConfig {
-    int lanes;    // of a warp, per channel, each with tokens of its own
+    int lanes;    // per channel, each with tokens of its own
     int tokens;   // per lane
     int at_once;  // states that a lane computes together
     int warps;
-    int along;  // warps with the same channels, each with tokens of its own
     int group;  // states whose B and C are in shared memory
 
     constexpr bool operator==(const SelectiveLanesConfig&) const = default;
     static constexpr int kMostStates = 64;  // poles and states of this many are kept there
     GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps; }
-    GDN_HOST_DEVICE constexpr int channels() const { return threads() / lanes / along; }
-    GDN_HOST_DEVICE constexpr int tile() const { return lanes * along * tokens; }
+    GDN_HOST_DEVICE constexpr int channels() const { return threads() / lanes; }
+    GDN_HOST_DEVICE constexpr int tile() const { return lanes * tokens; }
     // Blocks an SM for which registers are limited.
     GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const {
         return (tokens == 16 ? 16 : at_once == 1 ? 24 : at_once == 2 ? 20 : 12) / warps;
     }
 
-    GDN_FIELDS(lanes, tokens, at_once, warps, along, group)
+    GDN_FIELDS(lanes, tokens, at_once, warps, group)
 };
 
 template <SelectiveLanesConfig kConfig>
 struct SelectiveLanesSharedPlan {
     using Config = SelectiveLanesConfig;
     static constexpr int kChannels = kConfig.channels(), kTile = kConfig.tile(), kThreads = kConfig.threads();
-    static constexpr int kGroup = kConfig.group, kAlong = kConfig.along;
+    static constexpr int kGroup = kConfig.group;
 
     // B and C of the tile's tokens, [state][four of a lane][lane][token]: lanes read adjacent vectors.
     alignas(16) float coefficients[2][kGroup][kTile];
@@ -41,13 +40,9 @@ struct SelectiveLanesSharedPlan {
     };
     InFlight coefficients_in_flight[kVectors][kThreads];
     InFlight u[2][kRow][kThreads], delta[kRow][kThreads], z[kRow][kThreads];
-    // Poles in log2; states before the tile, and what it adds to them: the tokens of each warp map x to decay x + end.
-    float rates[Config::kMostStates][kChannels], states[Config::kMostStates][kChannels];
-    struct alignas(8) Map {
-        float decay, end;  // decay: with several warps along tokens
-    };
-    Map maps[kGroup][kAlong][kChannels];
-    float steps[kAlong > 1 ? 2 : 1][kAlong][kChannels];  // sums of a tile's; of two tiles where warps are not in step
+    // Poles in log2; states before the tile, and what it adds to them.
+    float rates[Config::kMostStates][kChannels], states[Config::kMostStates][kChannels], ends[kGroup][kChannels];
+    float steps[kChannels];  // sums of the tile's
 };
 
 struct SelectiveLanesArgs {
@@ -55,7 +50,7 @@ struct SelectiveLanesArgs {
     ChannelRows out;
     void* last_state = nullptr;  // (sequence, channel, n)
     void* states = nullptr;      // (chunk, channel, n), the state before each chunk; null: not kept
-    Segments segments;  // of whole tiles, in turns
+    Segments segments;           // of whole tiles, in turns
     Turns turns;
     DType io = DType::bf16;
     bool input_times_delta = true;  // false: dirac

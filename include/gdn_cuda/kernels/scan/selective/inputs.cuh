@@ -45,9 +45,11 @@ struct SegmentMaps {
 // each block hands its states on to that of the next segment, in reverse their gradients. A block waits only for one before it
 // in the grid, and every GPU seen so far dispatches a grid's blocks in order.
 struct Turns {
-    unsigned* done = nullptr;  // (segments, sequences, blocks of a sequence): how often they have been handed on; null: no turns
-    unsigned wanted = 0;       // so often in this launch
+    unsigned* done = nullptr;  // (segments, sequences, blocks of a sequence): how often they have been handed on
+    unsigned wanted = 0;       // so often in this launch; 0: blocks take no turns
     void* states = nullptr;    // (segments, sequences, dim, N) in A's dtype: for each segment
+
+    GDN_HOST_DEVICE bool taken() const { return wanted != 0; }
 };
 
 // What a block works on: channels of one group of B and C, in one sequence or segment.

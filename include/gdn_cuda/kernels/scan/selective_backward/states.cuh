@@ -40,15 +40,15 @@ struct BackwardStates : BackwardBlock<kConfig> {
     // The gradients of the states after the segment.
     __device__ __forceinline__ const Number* after_segment() const {
         const bool is_last = place.segment + 1 == args.segments.count;
-        const i64 row = args.turns.done != nullptr && is_last ? place.sequence : this->segment_row();
-        const void* from = args.turns.done == nullptr || is_last ? args.grad_last_state : args.turns.states;
+        const i64 row = args.turns.taken() && is_last ? place.sequence : this->segment_row();
+        const void* from = args.turns.taken() && !is_last ? args.turns.states : args.grad_last_state;
         return from == nullptr ? nullptr : static_cast<const Number*>(from) + row * in.dim * in.state_size;
     }
     __device__ __forceinline__ unsigned* turn(int segment) const {
         return args.turns.done + (static_cast<i64>(segment) * in.sequences + place.sequence) * gridDim.x + blockIdx.x;
     }
     __device__ __forceinline__ void wait_for_turn() const {
-        if (args.turns.done == nullptr || place.segment + 1 == args.segments.count) return;
+        if (!args.turns.taken() || place.segment + 1 == args.segments.count) return;
         if (threadIdx.x == 0) wait_for_count(turn(place.segment + 1), args.turns.wanted);
         __syncthreads();
     }
@@ -118,14 +118,14 @@ struct BackwardStates : BackwardBlock<kConfig> {
             reinterpret_cast<Number*>(args.dA)[row + n] = dpole;
             if (args.dinitial_state != nullptr && place.segment == 0)
                 static_cast<Number*>(args.dinitial_state)[row_of(place.sequence, channel) + n] = own.carry[s];
-            if (args.turns.done != nullptr && place.segment > 0)
+            if (args.turns.taken() && place.segment > 0)
                 static_cast<Number*>(args.turns.states)[row_of(this->segment_row() - in.sequences, channel) + n] = own.carry[s];
             if constexpr (!kConfig.only_varying) {
                 if (!in.B.varies) reinterpret_cast<Number*>(args.dB_constant)[row + n] = dB[s];
                 if (!in.C.varies) reinterpret_cast<Number*>(args.dC_constant)[row + n] = dC[s];
             }
         });
-        if (args.turns.done != nullptr && place.segment > 0) {
+        if (args.turns.taken() && place.segment > 0) {
             __syncthreads();
             if (threadIdx.x == 0) red_release(turn(place.segment));
         }

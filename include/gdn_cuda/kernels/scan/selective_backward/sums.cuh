@@ -93,7 +93,9 @@ struct BackwardSums : BackwardBlock<kConfig> {
     template <unsigned kAdders>
     __device__ __forceinline__ void add_up(int k, int token, int tokens) const {
         constexpr unsigned kFloatsPerTensor = kTokens * kColumns, kFloats = 2 * kFloatsPerTensor, kEach = kFloats / kAdders,
-                           kVector = kEach < 1 ? 1 : kEach < 4 ? kEach : 4;
+                           kVector = kEach < 1   ? 1
+                                     : kEach < 4 ? kEach
+                                                 : 4;
         static_assert(kFloats % (32 * kVector) == 0);
 #pragma unroll
         for (unsigned i = 0; i < kFloats; i += kAdders * kVector) {
