@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -24,7 +25,7 @@ from gdn_cuda.cli.bench_timing import Timer
 
 DEVICE_US = 10.0  # device time of a call, or less: a hundred of them then fit into the driver's queue
 MODES = {"no_grad": torch.no_grad, "grad mode": torch.enable_grad}
-REACH_US = {"chunked_forward": 10}  # 12 for other operators
+REACH_US = 12
 
 
 def make_calls(device: str = "cuda") -> dict[str, Callable[[], object]]:
@@ -116,7 +117,7 @@ def example_calls(device: str = "cuda", rows: int = 1, tokens: int = 64) -> dict
 def print_examples(timer: Timer, rounds: int, part: str) -> None:
     first, _, parts = part.partition("/")
     times: dict[str, float] = {}
-    with torch.no_grad():
+    with suppress(KeyboardInterrupt), torch.no_grad():  # what has been measured by then
         for name, call in list(example_calls().items())[int(first) :: int(parts)]:
             try:
                 call()
@@ -144,7 +145,7 @@ def main() -> None:
         operator, _, _ = name.partition(",")
         is_ours = hasattr(gdn_cuda, operator)
         row = name.replace(operator, f"`{operator}`", 1) if is_ours else name
-        reach = {"reach_us": REACH_US.get(operator, 12)} if is_ours else {}
+        reach = {"reach_us": REACH_US} if is_ours else {}
         for kind, mode in MODES.items():
             with mode():
                 us = min(timer.host_us(call, DEVICE_US) for _ in range(options.rounds))

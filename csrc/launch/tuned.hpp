@@ -2,7 +2,7 @@
 //     using Problem, Choice;                               both with GDN_FIELDS
 //     static constexpr std::array kernels;                 ids of the kernels that its choices run; winners are stored
 //                                                          under the first
-//     candidates(problem, traits) -> std::vector<Choice>   the heuristic's choice first
+//     candidates(problem, traits) -> std::vector<Choice>   the heuristic's choice first; none if the kernels do not run it
 //     explain(problem, traits, winners) -> std::string
 #pragma once
 
@@ -123,13 +123,22 @@ struct AsText {
         throw jit::Error(
             fmt::format("{}: problem: expected a form like {}, got {}", Tuning::kernels.front(), to_text(Problem{}), text));
     }
+    static auto choices_of(const Problem& problem, const jit::DeviceTraits& device) {
+        auto all = Tuning::candidates(problem, device);
+        if (all.empty())
+            throw jit::Error(fmt::format("{}: problem: expected one that this kernel runs, got {}", Tuning::kernels.front(),
+                                         to_text(problem)));
+        return all;
+    }
     static std::vector<std::string> candidates(const std::string& problem, const jit::DeviceTraits& device) {
         std::vector<std::string> texts;
-        for (const auto& choice : Tuning::candidates(problem_of(problem), device)) texts.push_back(to_text(choice));
+        for (const auto& choice : choices_of(problem_of(problem), device)) texts.push_back(to_text(choice));
         return texts;
     }
     static std::string explain(const std::string& problem, const jit::DeviceTraits& device) {
-        return Tuning::explain(problem_of(problem), device, tuned<Tuning>(device));
+        const Problem asked = problem_of(problem);
+        choices_of(asked, device);
+        return Tuning::explain(asked, device, tuned<Tuning>(device));
     }
     static void attempt(const std::string& problem, const std::string& choice, const jit::DeviceTraits& device) {
         const Problem asked = problem_of(problem);

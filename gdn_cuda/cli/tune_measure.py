@@ -40,20 +40,20 @@ class GpuRunner:
         self._case, self._ordinal = case, device["ordinal"]
         self._arguments, function = case.arguments("cuda"), case.function()
         self._start = {name: self._arguments[name].clone() for name in case.declared.in_place}
-        self._like = torch.empty_like(function(**self._arguments))
-        given = {"out": self._like} if case.declared.takes_out else {}
+        self._like = [torch.empty_like(one) for one in results(function(**self._arguments))]
+        given = {"out": self._like[0]} if case.declared.takes_out else {}
         self._call = partial(function, **self._arguments, **given)
         self._timer = Timer(repeats)
 
     def result(self) -> Tensor:
-        """The output and the arguments that are written in place, concatenated into one row."""
+        """The results and the arguments that are written in place, concatenated into one row."""
         for name, start in self._start.items():
             self._arguments[name].copy_(start)
         if self._case.declared.takes_out:
-            self._like.fill_(torch.nan)  # shows elements that a candidate does not write
+            self._like[0].fill_(torch.nan)  # shows elements that a candidate does not write
         else:
             _leave_nan(self._like)
-        parts = [self._call(), *(self._arguments[name] for name in self._start)]
+        parts = [*results(self._call()), *(self._arguments[name] for name in self._start)]
         return torch.cat([part.flatten() for part in parts])
 
     def decided(self) -> bool:
@@ -65,10 +65,14 @@ class GpuRunner:
         return self._timer.graph_us(self._call)  # excludes host time, which exceeds that of small kernels
 
 
-def _leave_nan(like: Tensor) -> None:
-    """Fills the memory that the next tensor of this size is allocated in."""
+def _leave_nan(like: list[Tensor]) -> None:
+    """Fills the memory that the next tensors of these sizes are allocated in."""
     torch.cuda.empty_cache()
-    torch.full_like(like, torch.nan)
+    [torch.full_like(one, torch.nan) for one in like]
+
+
+def results(returned: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return returned if isinstance(returned, tuple) else (returned,)
 
 
 @dataclass(frozen=True)

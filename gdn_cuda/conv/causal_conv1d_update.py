@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
 from typing import Any
@@ -17,10 +18,25 @@ from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example
 from ..operators.examples import draw as drawn
 from ..operators.hostile import hostile_indices
-from ..operators.measure import Absent, Case, Inputs, Outcome, Peer, Work, bench, draw, import_peer, normal, sanitizes, size
+from ..operators.measure import (
+    Absent,
+    Case,
+    Inputs,
+    Outcome,
+    Peer,
+    Work,
+    bench,
+    draw,
+    import_peer,
+    normal,
+    sanitizes,
+    size,
+    tunable,
+)
 from ..operators.registration import register
 from ..operators.schema import refuse, require_tensor
 from ..operators.state_slots import accepted_column, check_slots, is_slot
+from ..operators.tunable import TORCH_DTYPES, Shape, Tunable
 
 _NAME = "causal_conv1d_update"
 _ACTIVATIONS = (None, "silu", "swish")
@@ -297,6 +313,48 @@ def _work(device: str, batch: int, channels: int, rows: bool, tokens: int | None
     read = batch * (W - 1) * channels * state.element_size()
     moved = read + size(state, x["x"], x["out"], x["weight"], x["bias"])
     return Work(partial(causal_conv1d_update, **x), moved, 0, x, outcome, x)
+
+
+# ---- Tuning: sequences of a block, with states (slots, S, D)
+
+
+@dataclass(frozen=True)
+class _Tokens(Shape):
+    batch: int = 256
+    channels: int = 8192
+    width: int = 4
+
+
+def _tuned_problem(shape: _Tokens, dtype: str, shared: bool) -> str:
+    whole = "true" if shape.channels * TORCH_DTYPES[dtype].itemsize % 16 == 0 else "false"
+    return (
+        f"{{.sequences = {shape.batch}, .channels = {shape.channels}, .width = {shape.width}, .columns = {shape.width - 1}, "
+        f".io = DType::{dtype}, .state = DType::{dtype}, .window = conv::StateWindow::last, .vectors = {whole}, "
+        f".columns_vectors = {whole}, .channels_vectors = false}}"
+    )
+
+
+def _tuned_inputs(shape: _Tokens, dtype: torch.dtype, shared: bool, device: str) -> dict[str, Any]:
+    return {
+        "x": normal(shape.batch, shape.channels, device=device, dtype=dtype),
+        "conv_state": normal(shape.batch, shape.width - 1, shape.channels, device=device, dtype=dtype).mT,
+        "weight": normal(shape.channels, shape.width, device=device, dtype=dtype),
+        "bias": normal(shape.channels, device=device, dtype=dtype),
+        "activation": "silu",
+    }
+
+
+tunable(
+    _NAME,
+    Tunable(
+        "conv/causal_step",
+        _Tokens,
+        dict.fromkeys(("bf16", "f16", "f32"), 1e-6),  # the same bits
+        _tuned_problem,
+        _tuned_inputs,
+        in_place=("conv_state",),
+    ),
+)
 
 
 # ---- compute-sanitizer

@@ -7,5 +7,6 @@ from . import (  # noqa: F401  (each declares its own)
     measure_prefill,
     measure_replay,
     measure_training,
+    measure_tune,
     sanitize,
 )

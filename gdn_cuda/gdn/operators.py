@@ -36,8 +36,9 @@ def _output(function: str, query: Tensor, value: Tensor) -> Tensor:
     """Shaped like value, but with query's head count if query has more heads. The operator checks everything else."""
     try:
         heads = query.shape[-2]  # nested tensors have none
-        if heads > value.shape[-2]:
-            return value.new_empty((*value.shape[:-2], heads, value.shape[-1]))
+        if heads <= value.shape[-2]:
+            return torch.empty_like(value, memory_format=torch.contiguous_format)
+        return value.new_empty((*value.shape[:-2], heads, value.shape[-1]))
     except (AttributeError, IndexError, TypeError, RuntimeError):
         require_tensors(function, query=query, value=value)
     return output_like(function, "value", value)

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
-import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor, contiguous_format, empty_like, is_grad_enabled
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
@@ -226,7 +225,7 @@ def _executed(source: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def output_like(function: str, argument: str, given: Tensor) -> Tensor:
     try:
-        return torch.empty_like(given, memory_format=torch.contiguous_format)
+        return empty_like(given, memory_format=contiguous_format)
     except (TypeError, RuntimeError):
         require_tensor(function, argument, given)
         raise

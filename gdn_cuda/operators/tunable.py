@@ -61,10 +61,10 @@ class Case:
     def arguments(self, device: str) -> dict[str, Any]:
         return self.declared.arguments(self.shape, TORCH_DTYPES[self.dtype], self.shared, device)
 
-    def function(self) -> Callable[..., Tensor]:
+    def function(self) -> Callable[..., Tensor | tuple[Tensor, ...]]:
         from ..runtime import package as gdn_cuda
 
-        found: Callable[..., Tensor] = self.declared.function or getattr(gdn_cuda, self.operator)
+        found: Callable[..., Tensor | tuple[Tensor, ...]] = self.declared.function or getattr(gdn_cuda, self.operator)
         return found
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class Tunable:
     arguments: Callable[[Any, torch.dtype, bool, str], dict[str, Any]]
     owns: Callable[[str], bool] = lambda problem: True  # whether a problem stored under the kernel is this operator's
     shares_poles: bool = False  # whether the heuristic depends on rows sharing poles
-    function: Callable[..., Tensor] | None = None  # if it is not the public function
+    function: Callable[..., Tensor | tuple[Tensor, ...]] | None = None  # if it is not the public function
     takes_out: bool = True
     in_place: tuple[str, ...] = ()  # arguments that are written
 

@@ -314,6 +314,23 @@ def ssd_scan(
         >>> gdn_cuda.ssd_scan(ones, ones[..., 0], -torch.ones(1), ones, ones)[..., 0].flatten()
         tensor([ 8.0000, 10.9430, 12.0257])
     """
+    lowest, highest = float(dt_limit[0]), float(dt_limit[1])
+    differentiable = (x, dt, A, B, C, D, z, dt_bias, initial_state)
+    reports_none = type(checkpoint_every) is int and not checkpoint_every and checkpoint_offsets is boundaries is None
+    if reports_none and checkpoints is states_before is None and not needs_derivatives(*differentiable):
+        try:
+            results = _by_operator(
+                x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, dt_softplus, lowest, highest, seq_idx, state_dtype,
+                state_indices, has_initial_state, write_indices, update_state, state_scales, last_state, deterministic, out,
+                return_last_state,
+            )  # fmt: skip
+            if results is not None:
+                return results if return_last_state else results[0]
+        except Exception:
+            schema = _into_schema if state_indices is None else _pool_schema
+            named = locals() | {"dt_lowest": lowest, "dt_highest": highest, "out": x if out is None else out}
+            schema.check_types(schema.pick(named))  # our message replaces torch's, which is a page long
+            raise
     given: Arguments = {
         "x": x,
         "dt": dt,
@@ -326,8 +343,8 @@ def ssd_scan(
         "initial_state": initial_state,
         "cu_seqlens": cu_seqlens,
         "dt_softplus": dt_softplus,
-        "dt_lowest": float(dt_limit[0]),
-        "dt_highest": float(dt_limit[1]),
+        "dt_lowest": lowest,
+        "dt_highest": highest,
         "seq_idx": seq_idx,
         "state_dtype": state_dtype,
         "state_indices": state_indices,
@@ -344,9 +361,6 @@ def ssd_scan(
         "deterministic": deterministic,
         "out": out,
     }
-    differentiable = (x, dt, A, B, C, D, z, dt_bias, initial_state)
-    if not needs_derivatives(*differentiable) and _is_usual(given) and (results := _by_operator(given, return_last_state)):
-        return results if return_last_state else results[0]
     call, with_gradients = Call(**given), needs_gradients(*differentiable)
     _refuse_contradictions(call, with_gradients)
     squeezed = _unpacked(call)
@@ -362,49 +376,56 @@ def ssd_scan(
     return (found, last) if return_last_state else found
 
 
-def _is_usual(x: Arguments) -> bool:
-    """Whether a call reports no states but the last, and its arguments go together."""
-    every, dtype = x["checkpoint_every"], x["state_dtype"]
-    if type(every) is not int or every or x["checkpoint_offsets"] is not None or x["boundaries"] is not None:
-        return False
-    if x["checkpoints"] is not None or x["states_before"] is not None:
-        return False
-    if x["state_indices"] is not None:
-        has_others = x["seq_idx"] is not None or x["last_state"] is not None
-        return dtype is None and x["initial_state"] is not None and not has_others
-    if not x["update_state"] or x["state_scales"] is not None or (x["write_indices"] is not None and x["last_state"] is None):
-        return False
-    return dtype is None or dtype in _STATE_DTYPES if x["last_state"] is None else dtype is None
+def _into_in_grad_mode(*given: Any) -> None:
+    with_autograd(_into_schema, given)
 
 
-def _by_operator(x: Arguments, with_last: bool) -> tuple[Tensor, Any] | None:
-    """(out, last state) of a usual call without derivatives. The operator checks what it is given, so a warm call runs no more
-    Python than this. None where no kernel takes it; without `with_last` the last state may be None."""
-    rows, out, pool = x["x"], x["out"], x["state_indices"]
-    schema = _into_schema if pool is None else _pool_schema
-    try:
-        if not has_kernel(rows, x["B"]):
-            return None
-        if pool is None and out is None and x["last_state"] is None and x["state_dtype"] is None and rows.dim() == 4:
-            schema = ssd_scan_operator.schema
-            out, last = ssd_scan_operator.below_autograd(*schema.pick(x))
-            return out, last
+def _pool_in_grad_mode(*given: Any) -> None:
+    with_autograd(_pool_schema, given)
+
+
+def _by_operator(
+    x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, dt_bias: Any, initial: Any, cu_seqlens: Any, softplus: Any,
+    lowest: float, highest: float, seq_idx: Any, state_dtype: Any, slots: Any, has_initial: Any, write_indices: Any,
+    update_state: Any, state_scales: Any, last: Any, deterministic: Any, out: Any, with_last: bool,
+) -> tuple[Tensor, Any] | None:  # fmt: skip
+    """(out, last state) of a call without derivatives that reports no states but the last; without `with_last` the last state
+    may be None. None where no kernel takes the call, or arguments do not go together. The operator checks what it is given, so
+    a warm call runs no more Python than this. Arguments are in the order of the schemas, as picking them from a dictionary
+    would take a microsecond or two."""
+    if slots is not None:
+        go_together = state_dtype is None and initial is not None and seq_idx is None and last is None
+    elif last is not None:
+        go_together = update_state and state_scales is None and state_dtype is None
+    else:
+        go_together = update_state and state_scales is write_indices is None
+        go_together = go_together and (state_dtype is None or state_dtype in _STATE_DTYPES)
+    if not (go_together and has_kernel(x, B)):
+        return None
+    in_grad_mode = torch.is_grad_enabled()  # else the caller has seen that no transform, trace or forward mode is active
+    if slots is not None:
         if out is None:
-            out = x["out"] = output_like(_NAME, "x", rows)
-        last = x["initial_state"] if pool is not None else x["last_state"]
-        if last is None and with_last:
-            offsets = x["cu_seqlens"]
-            sequences = rows.shape[0] if offsets is None else max(offsets.shape[0] - 1, 0)
-            sizes, dtype = (sequences, *rows.shape[-2:], x["B"].shape[-1]), x["state_dtype"] or widest_of(rows)
-            last = x["last_state"] = rows.new_empty(sizes, dtype=dtype)
-        arguments = schema.pick(x)
-        if torch.is_grad_enabled():
-            with_autograd(schema, arguments)
-        else:  # the caller has seen that no transform, trace or forward mode is active
-            schema.direct(*arguments)
-    except Exception:
-        schema.check_types(schema.pick(x))  # our message replaces torch's, which is a page long
-        raise
+            out = output_like(_NAME, "x", x)
+        (_pool_in_grad_mode if in_grad_mode else _pool_schema.direct)(
+            x, dt, A, B, C, initial, slots, lowest, highest, 0, out, softplus, D, dt_bias, cu_seqlens, has_initial, z,
+            write_indices, state_scales, update_state, deterministic, None, None, None, None,
+        )  # fmt: skip
+        return out, initial
+    makes_last = with_last and last is None
+    if (makes_last or in_grad_mode) and out is last is state_dtype is None and x.dim() == 4:
+        out, last = ssd_scan_operator.below_autograd(
+            x, dt, A, B, C, lowest, highest, softplus, D, dt_bias, initial, cu_seqlens, z, has_initial, seq_idx, deterministic
+        )
+        return out, last
+    if out is None:
+        out = output_like(_NAME, "x", x)
+    if makes_last:
+        sequences = x.shape[0] if cu_seqlens is None else max(cu_seqlens.shape[0] - 1, 0)
+        last = x.new_empty((sequences, *x.shape[-2:], B.shape[-1]), dtype=state_dtype or widest_of(x))
+    (_into_in_grad_mode if in_grad_mode else _into_schema.direct)(
+        x, dt, A, B, C, lowest, highest, 0, out, softplus, D, dt_bias, cu_seqlens, last, initial, write_indices, z, has_initial,
+        seq_idx, deterministic, None, None, None, None,
+    )  # fmt: skip
     return out, last
 
 

@@ -304,6 +304,17 @@ TEST(Tuned, AnAttemptDecidesUntilItIsForgotten) {
     EXPECT_EQ(seen, "");
 }
 
+// A file of stored winners may name any problem: sizes of 0, of which heuristics would divide, are refused.
+TEST(Tuned, AProblemThatAKernelDoesNotRunIsRefused) {
+    for (const char* kernel : {"conv/causal_step", "gdn/decode", "gdn/prefill"}) {
+        const Tunable& one = tunable(kernel);
+        const std::string expected =
+            fmt::format("{}: problem: expected one that this kernel runs, got {}", kernel, one.problem);
+        EXPECT_EQ(message_of([&] { one.candidates(one.problem, {}); }), expected);
+        EXPECT_EQ(message_of([&] { one.explain(one.problem, {}); }), expected);
+    }
+}
+
 TEST(Tuned, EveryTunableSaysWhatIsWrong) {
     for (const Tunable& one : tunables()) {
         EXPECT_CONTAINS(message_of([&] { one.candidates("{}", {}); }),
@@ -311,9 +322,9 @@ TEST(Tuned, EveryTunableSaysWhatIsWrong) {
         EXPECT_CONTAINS(message_of([&] { one.candidates("{}", {}); }), "got {}");
     }
     EXPECT_CONTAINS(
-        message_of([] { tunable("gdn/decode"); }),
-        "expected a kernel among scan/diagonal_scan, scan/selective_forward, scan/selective_step, structured/cauchy, "
-        "structured/vandermonde, got gdn/decode");
+        message_of([] { tunable("gdn/verify"); }),
+        "expected a kernel among conv/causal_step, gdn/decode, gdn/prefill, scan/diagonal_scan, scan/selective_forward, "
+        "scan/selective_step, structured/cauchy, structured/vandermonde, got gdn/verify");
     const Tunable& cauchy = tunable(kCauchy);
     EXPECT_CONTAINS(message_of([&] { cauchy.attempt(to_text(kS4), "{}", {}); }), "choice: expected one of {.in_batches = ");
 }

@@ -103,6 +103,25 @@ def test_a_new_thread_needs_no_context() -> None:
     assert found[0] is out and found[1] is out, found
 
 
+def test_another_tensor_at_the_same_address() -> None:
+    """TMA descriptors are kept by address: one of a tensor that was freed must not serve the next one there."""
+    calls = [(1, 128, 4), (1, 64, 8), (2, 64, 4), (1, 100, 4), (1, 128, 4)]
+    torch.manual_seed(0)
+    memory = torch.randn(3, 128 * 4 * 128, device="cuda").bfloat16()
+    addresses = set()
+    for batch, tokens, heads in calls:
+        q, k, v = (each[: batch * tokens * heads * 128].view(batch, tokens, heads, 128) for each in memory)
+        beta = torch.rand(batch, tokens, heads, device="cuda")
+        given, elsewhere = (q, k, v, beta, -beta), (q.clone(), k.clone(), v.clone(), beta, -beta)
+        addresses.add(q.data_ptr())
+        for each in (given, given, elsewhere):
+            found = gdn_cuda.chunked_forward(*each, use_qk_l2norm=True)
+            if each is given:
+                kept = found
+        assert all(map(torch.equal, kept, found)), (batch, tokens, heads)
+    assert len(addresses) == 1
+
+
 def test_loading_a_kernel_does_not_break_a_global_graph_capture_in_another_thread() -> None:
     kernel = next(each for each in _C.kernels() if each["name"] == "mn_major")
     configuration = kernel["configurations"][-1]["configuration"]

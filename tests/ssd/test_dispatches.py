@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gdn_cuda
 from gdn_cuda.operators import examples
+from gdn_cuda.ssd import scan as scan_module
 
 EXAMPLES = examples.load()
 NEW = ["aten::empty_like"]
@@ -44,7 +45,74 @@ def scan(name: str, flat: bool, **more: Any) -> dict[str, Any]:
 
 
 def test_padded() -> None:
-    assert dispatched(gdn_cuda.ssd_scan, **scan("ssd_scan", False)) == ["gdn_cuda::ssd_scan"]
+    x = scan("ssd_scan", False)
+    assert dispatched(gdn_cuda.ssd_scan, **x | {"return_last_state": True}) == ["gdn_cuda::ssd_scan"]
+    assert dispatched(gdn_cuda.ssd_scan, **x | {"return_last_state": False}) == [*NEW, "gdn_cuda::ssd_scan_into"]
+
+
+POOL_OPTIONS = ("state_indices", "write_indices", "state_scales", "update_state")
+
+
+@pytest.mark.parametrize(
+    "schema, leaves_out",
+    [
+        ("_into_schema", POOL_OPTIONS[:1] + POOL_OPTIONS[2:]),
+        ("_pool_schema", ("last_state", "seq_idx")),
+        ("operator", (*POOL_OPTIONS, "last_state", "out")),
+    ],
+)
+def test_the_order_of_arguments(schema: str, leaves_out: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every option reaches the operator's argument of its name: a call of the schema's order is written by hand."""
+    found = scan_module.ssd_scan_operator.schema if schema == "operator" else getattr(scan_module, schema)
+    rows = torch.zeros(2, 3, 2, 8)
+    given: dict[str, Any] = {
+        name: rows.clone()
+        for name in (
+            "x",
+            "dt",
+            "A",
+            "B",
+            "C",
+            "D",
+            "z",
+            "dt_bias",
+            "initial_state",
+            "cu_seqlens",
+            "seq_idx",
+            "state_indices",
+            "has_initial_state",
+            "write_indices",
+            "state_scales",
+            "last_state",
+            "out",
+        )
+        if name not in leaves_out
+    }
+    options = {"dt_softplus": True, "dt_limit": (0.25, 0.5), "deterministic": True, "return_last_state": True}
+    seen: list[tuple[Any, ...]] = []
+
+    def record(*args: Any) -> tuple[Tensor, Tensor]:
+        seen.append(args)
+        return rows, rows
+
+    if schema == "operator":
+        monkeypatch.setattr(scan_module.ssd_scan_operator, "below_autograd", record)
+    else:
+        monkeypatch.setitem(found.__dict__, "direct", record)
+    with torch.no_grad():
+        gdn_cuda.ssd_scan(**given, **options)
+    named = dict(zip(found.arguments, seen[0], strict=True))
+    expected = given | {"dt_softplus": True, "dt_lowest": 0.25, "dt_highest": 0.5, "deterministic": True}
+    assert {name for name, value in named.items() if value is not expected.get(name) and name in expected} == set()
+    assert {name for name in named if name not in expected} <= {
+        "checkpoint_every",
+        "update_state",
+        "checkpoint_offsets",
+        "boundaries",
+        "checkpoints",
+        "states_before",
+        "state_scales",
+    }
 
 
 @pytest.mark.parametrize("flat", [False, True])

@@ -69,7 +69,10 @@ struct Prefill {
             ChunkedSchedule schedule;
         };
         thread_local Last last{};
-        const int multiprocessors = jit::device_traits(target.ordinal).multiprocessors;
+        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        const int multiprocessors = device.multiprocessors;
+        if (const auto* winner = find(tuned<ChunkedTuning>(device), problem))
+            return ChunkedScheduler(problem, multiprocessors, kChunkedPolicy, winner->choice).schedule();
         if (last.multiprocessors != multiprocessors || last.problem != problem)
             last = {problem, multiprocessors, ChunkedScheduler(problem, multiprocessors).schedule()};
         return last.schedule;
@@ -79,7 +82,7 @@ struct Prefill {
                     const PrefillTensors& tensors, const Target& target) {
         if (call.sequences == 0 || call.heads == 0 || call.dv == 0) return;
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-        const auto why = [&](const jit::DeviceTraits& on) { return ChunkedScheduler(problem, on.multiprocessors).explain(); };
+        const auto why = [&](const jit::DeviceTraits& on) { return explain_chunked(problem, on, tuned<ChunkedTuning>(on)); };
         Args args = args_of(problem, schedule, call, tensors, target);
         Config config = schedule.config;
         config.persistent =

@@ -33,9 +33,10 @@ struct ChunkedPolicy {
 
     // Chained segments. The step of a chain: the product of a state and a segment's M. From the times of whole calls.
     double chain_step_ns[3] = {0, 2200, 4200};
-    // What it adds to a chunk to cache T and P. A chunk of a pass that reads them (1300: H100, between the ends of a pass;
-    // 1700: from the times of whole calls), and what it adds where there are `many_cached_words` (1x32768 8/16).
-    double store_chunk_ns = 250, cached_chunk_ns[3] = {0, 1300, 1700}, many_cached_chunk_ns = 200;
+    // What it adds to a chunk to cache T and P. A chunk of a pass that reads them, from the times of whole calls (one sequence
+    // of 32768 tokens with 2/4 heads takes 159 us in 16 segments of 64 rows, 182 in 32 of 128), and what it adds where there
+    // are `many_cached_words` (1x32768 8/16).
+    double store_chunk_ns = 250, cached_chunk_ns[3] = {0, 1150, 1700}, many_cached_chunk_ns = 200;
     i64 many_cached_words = i64{40} << 20;  // 160 MB
     i64 most_cached_words = i64{1} << 26;   // 256 MB; beyond, every pass computes T and P
     int shortest_chained = 24;              // chunks: shorter sequences do not repay the zeroing of counters
@@ -51,6 +52,8 @@ struct ChunkedPolicy {
     // unsplit call's time that it must take less than.
     i64 deterministic_tokens = 32768;
     double deterministic_share = 0.9;
+    // Its segments are those of all longer sequences too, for which T and P may find no room: 64 rows gain less by the cache.
+    double deterministic_cached_chunk_ns = 1300;
 
     // Waves of blocks from which on a persistent grid is faster. Two are as fast without, and one is slower.
     i64 least_waves = 3;

@@ -3,11 +3,14 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <gdn_cuda/kernels/chunked/plan.cuh>
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "../../launch/tuned.hpp"
 #include "ahead.hpp"
 
 namespace gdn_cuda::gdn {
@@ -20,6 +23,10 @@ inline constexpr int kSummaryTokens = kShortestUneven * kChunk * 2 / 3;
 // Value warpgroups per block, of kValueRows state rows each, and segments per sequence (chunked/segments.cuh).
 struct ChunkedSplit {
     int value_groups = 1, segments = 1;
+
+    constexpr bool operator==(const ChunkedSplit&) const = default;
+
+    GDN_FIELDS(value_groups, segments)
 };
 
 // How long chained segments take: all but the first compute M's rows and L, wait for the states before them, and compute
@@ -94,13 +101,15 @@ constexpr ChunkedConfig chunked_config(int dk, int value_groups, DType io) {
             .io = io};
 }
 
-// Chooses a schedule. Times are estimates in ns.
+// Chooses a schedule. Times are estimates in ns. `split`: one that was measured to be faster than what they say.
 class ChunkedScheduler {
   public:
-    ChunkedScheduler(const ChunkedProblem& problem, int multiprocessors, const ChunkedPolicy& policy = kChunkedPolicy)
+    ChunkedScheduler(const ChunkedProblem& problem, int multiprocessors, const ChunkedPolicy& policy = kChunkedPolicy,
+                     std::optional<ChunkedSplit> split = {})
         : problem_(problem),
           multiprocessors_(multiprocessors),
           policy_(policy),
+          split_(split),
           chunks_(chunks_in(problem.tokens)),
           ahead_(ahead_schedule(problem, multiprocessors, policy)) {}
 
@@ -181,21 +190,26 @@ class ChunkedScheduler {
     }
 
     // Splits into segments only to use SMs that would be idle.
-    ChunkedSplit best_split(int value_groups) const {
-        if (problem_.is_wide()) return {1, 1};
+    int most_segments(int value_groups) const {
+        if (problem_.is_wide() || problem_.deterministic) return 1;
         const i64 idle = multiprocessors_ / std::max<i64>(blocks(value_groups), 1);
-        const int most =
-            static_cast<int>(std::clamp<i64>(std::min(idle, problem_.tokens / (kShortestSegment * kChunk)), 1, kMostSegments));
+        return static_cast<int>(
+            std::clamp<i64>(std::min(idle, problem_.tokens / (kShortestSegment * kChunk)), 1, kMostSegments));
+    }
+    int most_value_groups() const { return problem_.dv <= kValueRows || problem_.is_wide() ? 1 : 2; }
+    ChunkedSplit best_split(int value_groups) const {
+        const int most = most_segments(value_groups);
         ChunkedSplit best{value_groups, 1};
-        for (int segments = 2; segments <= most && !problem_.deterministic; ++segments) {
+        for (int segments = 2; segments <= most; ++segments) {
             const ChunkedSplit split{value_groups, segments};
             if (estimate(split).weighed() < estimate(best).weighed()) best = split;
         }
         return best;
     }
     ChunkedSplit best_split() const {
+        if (split_) return *split_;
         const ChunkedSplit one = best_split(1), two = best_split(2);
-        if (problem_.dv <= kValueRows || problem_.is_wide()) return one;
+        if (most_value_groups() == 1) return one;
         if (one.segments == 1 && two.segments == 1)  // gdn/prefill_ahead, if it is faster, is as fast for both
             return chunks_ns(two, chunks_) <= chunks_ns(one, chunks_) ? two : one;
         return estimate(two).weighed() <= estimate(one).weighed() ? two : one;
@@ -240,7 +254,9 @@ class ChunkedScheduler {
         one.tokens = policy_.deterministic_tokens;
         one.packed_tokens = 0;
         one.deterministic = false;
-        const ChunkedScheduler alone(one, multiprocessors_, policy_);
+        ChunkedPolicy for_all_lengths = policy_;
+        for_all_lengths.cached_chunk_ns[1] = policy_.deterministic_cached_chunk_ns;
+        const ChunkedScheduler alone(one, multiprocessors_, for_all_lengths);
         ChunkedSchedule schedule{.split = alone.best_split(), .by_length = true, .reach = policy_.uneven_reach};
         const Estimate estimate = alone.estimate(schedule.split);
         if (!estimate.is_chained || estimate.slow_decay > policy_.deterministic_share * alone.unsplit_ns(schedule.split))
@@ -358,8 +374,40 @@ class ChunkedScheduler {
     ChunkedProblem problem_;
     int multiprocessors_;
     ChunkedPolicy policy_;
+    std::optional<ChunkedSplit> split_;
     i64 chunks_;           // chunks of a sequence of mean length
     AheadSchedule ahead_;  // if nothing is split
+};
+
+using ChunkedWinners = Winners<ChunkedProblem, ChunkedSplit>;
+
+// The heuristic's choice first, then every other split that it weighs. None with `deterministic`: how a sequence is split
+// follows from its length alone, on every device.
+inline std::vector<ChunkedSplit> chunked_candidates(const ChunkedProblem& problem, const jit::DeviceTraits& device) {
+    if (!problem.is_runnable()) return {};
+    const ChunkedScheduler scheduler(problem, device.multiprocessors);
+    std::vector<ChunkedSplit> all{scheduler.best_split()};
+    if (problem.deterministic) return all;
+    for (int groups = 1; groups <= scheduler.most_value_groups(); ++groups)
+        for (int segments = 1; segments <= scheduler.most_segments(groups); ++segments)
+            if (const ChunkedSplit other{groups, segments}; other != all.front()) all.push_back(other);
+    return all;
+}
+
+inline std::string explain_chunked(const ChunkedProblem& problem, const jit::DeviceTraits& device,
+                                   const ChunkedWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return explain(*winner);
+    return ChunkedScheduler(problem, device.multiprocessors).explain();
+}
+
+struct ChunkedTuning {
+    GDN_TUNING(ChunkedTuning);
+
+    using Problem = ChunkedProblem;
+    using Choice = ChunkedSplit;
+    static constexpr std::array kernels = {"gdn/prefill", "gdn/prefill_ahead"};
+    static constexpr auto& candidates = chunked_candidates;
+    static constexpr auto& explain = explain_chunked;
 };
 
 }  // namespace gdn_cuda::gdn

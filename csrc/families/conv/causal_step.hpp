@@ -6,10 +6,24 @@
 #include <array>
 #include <gdn_cuda/kernels/conv/causal_step/plan.cuh>
 #include <string>
+#include <vector>
 
 #include "../../launch/spec.hpp"
+#include "../../launch/tuned.hpp"
 
 namespace gdn_cuda::conv {
+
+inline const char* word_of(StateWindow window) {
+    switch (window) {
+        case StateWindow::last:
+            return "conv::StateWindow::last";
+        case StateWindow::circular:
+            return "conv::StateWindow::circular";
+        case StateWindow::verify:
+            return "conv::StateWindow::verify";
+    }
+    return "?";
+}
 
 struct CausalStepProblem {
     i64 sequences, channels;
@@ -20,6 +34,10 @@ struct CausalStepProblem {
     bool columns_vectors;   // the same holds for each column of the state
     bool channels_vectors;  // a channel's columns are contiguous in the state, next to those of the next channel, from aligned
                             // addresses on
+
+    constexpr bool operator==(const CausalStepProblem&) const = default;
+
+    GDN_FIELDS(sequences, channels, width, columns, io, state, window, vectors, columns_vectors, channels_vectors)
 };
 
 enum class CausalStepKernel { vectors, staged, any };
@@ -57,7 +75,12 @@ constexpr CausalStepStagedConfig causal_step_staged_config(const CausalStepProbl
 struct CausalStepChoice {
     CausalStepKernel kernel;
     int block_sequences;
+
+    constexpr bool operator==(const CausalStepChoice&) const = default;
+
+    GDN_FIELDS(block_sequences)  // the problem determines the kernel
 };
+using CausalStepWinners = Winners<CausalStepProblem, CausalStepChoice>;
 
 inline int causal_step_block_channels(const CausalStepProblem& problem, CausalStepKernel kernel) {
     return kernel == CausalStepKernel::any ? kCausalStepAny.threads : kStepThreads * 16 / bytes_of(problem.state);
@@ -70,7 +93,9 @@ inline Blocks causal_step_blocks(const CausalStepProblem& problem, const CausalS
 
 // As many sequences per block as still leave enough blocks for every SM: a block loads taps once for all its sequences, and
 // prefetches the next sequence while one is computed.
-inline CausalStepChoice causal_step_choice(const CausalStepProblem& problem, const jit::DeviceTraits& device) {
+inline CausalStepChoice causal_step_choice(const CausalStepProblem& problem, const jit::DeviceTraits& device,
+                                           const CausalStepWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return winner->choice;
     const auto has = [](const auto& all, const auto& config) { return std::ranges::find(all, config) != all.end(); };
     const bool vectors =
         problem.vectors && problem.columns_vectors && has(kCausalStepConfigurations, causal_step_config(problem));
@@ -84,7 +109,20 @@ inline CausalStepChoice causal_step_choice(const CausalStepProblem& problem, con
     return {kernel, static_cast<int>(std::clamp(ceil_div(one_each, together), i64{1}, std::max(problem.sequences, i64{1})))};
 }
 
-inline std::string explain_causal_step(const CausalStepProblem& problem, const jit::DeviceTraits& device) {
+// The heuristic's choice first, then other numbers of sequences a block.
+inline std::vector<CausalStepChoice> causal_step_candidates(const CausalStepProblem& problem, const jit::DeviceTraits& device) {
+    constexpr int kMost = 32;
+    if (problem.sequences <= 0 || problem.channels <= 0) return {};
+    std::vector<CausalStepChoice> all{causal_step_choice(problem, device)};
+    if (all.front().kernel == CausalStepKernel::any) return all;
+    for (int sequences = 1; sequences <= std::min<i64>(kMost, problem.sequences); sequences *= 2)
+        if (const CausalStepChoice other{all.front().kernel, sequences}; other != all.front()) all.push_back(other);
+    return all;
+}
+
+inline std::string explain_causal_step(const CausalStepProblem& problem, const jit::DeviceTraits& device,
+                                       const CausalStepWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return explain(*winner);
     const CausalStepChoice choice = causal_step_choice(problem, device);
     const std::string shared =
         fmt::format("{} sequences a block on {} multiprocessors", choice.block_sequences, device.multiprocessors);
@@ -102,6 +140,16 @@ inline std::string explain_causal_step(const CausalStepProblem& problem, const j
     }
     return {};
 }
+
+struct CausalStepTuning {
+    GDN_TUNING(CausalStepTuning);
+
+    using Problem = CausalStepProblem;
+    using Choice = CausalStepChoice;
+    static constexpr std::array kernels = {"conv/causal_step", "conv/causal_step_staged"};
+    static constexpr auto& candidates = causal_step_candidates;
+    static constexpr auto& explain = explain_causal_step;
+};
 
 struct CausalStepAny {
     GDN_KERNEL(CausalStepAny, conv, causal_step_any, CausalStepAnyConfig, CausalStepArgs,
@@ -134,10 +182,11 @@ struct CausalStep {
 
     static void run(const CausalStepProblem& problem, Args args, const Target& target) {
         if (problem.sequences == 0 || problem.channels == 0 || args.tokens == 0) return;
-        const CausalStepChoice choice = causal_step_choice(problem, jit::device_traits(target.ordinal));
+        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        const CausalStepChoice choice = causal_step_choice(problem, device, tuned<CausalStepTuning>(device));
         args.block_sequences = choice.block_sequences;
         const Blocks blocks = causal_step_blocks(problem, choice);
-        const auto why = [&](const auto& device) { return explain_causal_step(problem, device); };
+        const auto why = [&](const auto& on) { return explain_causal_step(problem, on, tuned<CausalStepTuning>(on)); };
         if (choice.kernel == CausalStepKernel::vectors)
             launch<CausalStep>(causal_step_config(problem), args, blocks, target, why);
         else if (choice.kernel == CausalStepKernel::staged)

@@ -6,10 +6,10 @@
 #include "../../operators/float64.hpp"
 #include "../../operators/packed.hpp"
 #include "../../operators/state_slots.hpp"
+#include "head_dimensions.hpp"
 
 namespace gdn_cuda::gdn {
 
-constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t kMaxGridYZ = kMostBlocks[1];  // grid limit in y and z, for heads and sequences
 
 void check_head_dim(const Checks& check, const char* argument, int64_t dim);

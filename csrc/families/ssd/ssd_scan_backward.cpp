@@ -105,14 +105,13 @@ SsdGradientArgs gradient_args(const Prepared& prepared, const Made& made, ChunkS
 // By ssd/backward.
 void run_hopper(Inputs& inputs, const SsdBackwardCall& call, const Made& made, const SsdGradientArgs& shared) {
     const Prepared& prepared = inputs.prepared;
-    const i64 heads = prepared.heads, channels = prepared.channels, states = prepared.states;
     SsdBackwardArgs args{shared};
     if (prepared.x.numel() > 0) {
         args.x = inputs.add(call.x), args.B = inputs.add(call.B), args.C = inputs.add(call.C);
         args.out_gradient = inputs.add(call.out_gradient);
         args.states = state_map(inputs, made.before, kChunk), args.gradients = state_map(inputs, made.gradients, kChunk);
     }
-    Backward::run({.io = prepared.io, .states = states <= 64 ? 64 : 128}, args, inputs.target);
+    Backward::run({.io = prepared.io, .states = prepared.states <= 64 ? 64 : 128}, args, inputs.target);
 }
 void run_mma(Inputs& inputs, const SsdBackwardCall& call, const Made& made, const SsdGradientArgs& shared) {
     SsdBackwardMmaArgs args{shared};

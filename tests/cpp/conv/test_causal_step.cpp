@@ -83,5 +83,21 @@ TEST(CausalStepHeuristic, TwoHundredFiftySixSequencesOfQwen3NextAreOneWave) {
     }
 }
 
+TEST(CausalStepTuning, CandidatesAreDistinctAndNoBlockIsWithoutASequence) {
+    Random random;
+    for (int i = 0; i < kProblems; ++i) {
+        const CausalStepProblem problem = random_step(random);
+        const jit::DeviceTraits device = device_of(random.one_of({46, 108, 132, 160}));
+        const std::vector<CausalStepChoice> all = causal_step_candidates(problem, device);
+        ASSERT_EQ(all.front(), causal_step_choice(problem, device));
+        for (const CausalStepChoice& one : all) {
+            ASSERT_EQ(std::ranges::count(all, one), 1);
+            ASSERT_EQ(one.kernel, all.front().kernel);
+            ASSERT_GT(problem.sequences, (causal_step_blocks(problem, one)[0] - 1) * one.block_sequences);
+        }
+        ASSERT_EQ(from_text<CausalStepProblem>(to_text(problem)), problem);
+    }
+}
+
 }  // namespace
 }  // namespace gdn_cuda::conv

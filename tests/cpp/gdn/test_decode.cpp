@@ -66,5 +66,36 @@ TEST(DecodeHeuristic, TheKernelCanDoTheProblem) {
     }
 }
 
+TEST(DecodeTuning, CandidatesAreRegisteredDistinctAndCoverTheRows) {
+    Random random;
+    const auto registered = decode_configurations();
+    for (int i = 0; i < kProblems; ++i) {
+        const DecodeProblem problem = random_decode(random);
+        const jit::DeviceTraits device = device_of(random.one_of({46, 108, 132, 160}));
+        const std::vector<DecodeChoice> all = decode_candidates(problem, device);
+        ASSERT_EQ(all.front(), decode_choice(problem, device));
+        for (const DecodeChoice& one : all) {
+            ASSERT_EQ(std::ranges::count(all, one), 1);
+            ASSERT_TRUE(in(registered, one.config)) << to_text(one.config);
+            ASSERT_EQ(one.config.stages > 0, one.steps > 1);
+            ASSERT_GE(decode_blocks(problem, one) * one.config.rows_per_step() * one.steps,
+                      problem.sequences * problem.heads * problem.dv);
+        }
+    }
+}
+
+TEST(DecodeTuning, AWinnerDecidesAboutItsProblemAlone) {
+    const DecodeProblem problem{64, 32, 128, 128, DType::bf16, DType::bf16, true};
+    const jit::DeviceTraits device = device_of(132);
+    DecodeWinners winners;
+    winners.all = {{problem, decode_candidates(problem, device).back(), 40, 41}};
+    EXPECT_EQ(decode_choice(problem, device, &winners), winners.all.front().choice);
+    EXPECT_NE(decode_choice(problem, device), winners.all.front().choice);
+    EXPECT_NE(explain_decode(problem, device, &winners), explain_decode(problem, device));
+    DecodeProblem other = problem;
+    other.sequences = 65;
+    EXPECT_EQ(decode_choice(other, device, &winners), decode_choice(other, device));
+}
+
 }  // namespace
 }  // namespace gdn_cuda::gdn

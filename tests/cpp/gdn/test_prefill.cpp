@@ -81,6 +81,44 @@ TEST(PrefillHeuristic, ChoosesWhatIsRegisteredAndFits) {
     }
 }
 
+TEST(PrefillTuning, EverySplitThatIsWeighedIsACandidateAndHasASchedule) {
+    Random random;
+    for (int i = 0; i < kProblems / 20; ++i) {
+        const RandomShape like = random_shape(random);
+        ChunkedProblem problem{.sequences = like.sequences,
+                               .tokens = like.tokens,
+                               .heads = like.heads,
+                               .dk = random.one_of({40, 64, 128, 256}),
+                               .dv = like.dv,
+                               .io = like.io,
+                               .state = like.state};
+        const jit::DeviceTraits device = device_of(random.one_of({46, 108, 132, 160}));
+        const std::vector<ChunkedSplit> all = chunked_candidates(problem, device);
+        ASSERT_EQ(all.front(), ChunkedScheduler(problem, device.multiprocessors).best_split());
+        for (const ChunkedSplit& split : all) {
+            ASSERT_EQ(std::ranges::count(all, split), 1);
+            const ChunkedScheduler scheduler(problem, device.multiprocessors, kChunkedPolicy, split);
+            const ChunkedSchedule schedule = scheduler.schedule();
+            ASSERT_EQ(schedule.split, split);
+            ASSERT_TRUE(in(kPrefillConfigurations, schedule.config)) << to_text(schedule.config);
+            if (split.segments == 1) continue;
+            ASSERT_LE(split.segments * scheduler.blocks(split.value_groups), device.multiprocessors);
+            ASSERT_GE(problem.tokens, split.segments * kShortestSegment * kChunk);
+        }
+        problem.deterministic = true;
+        ASSERT_EQ(chunked_candidates(problem, device).size(), 1u) << "the length alone decides";
+    }
+}
+
+TEST(PrefillTuning, OneSequenceHasACandidateForEveryNumberOfSegments) {
+    const ChunkedProblem problem{
+        .sequences = 1, .tokens = 8192, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
+    EXPECT_EQ(chunked_candidates(problem, device_of(kMultiprocessors)).size(), 2u + 4u);
+    ChunkedWinners winners;
+    winners.all = {{problem, {1, 2}, 160, 170}};
+    EXPECT_EQ(explain_chunked(problem, device_of(kMultiprocessors), &winners), explain(winners.all.front()));
+}
+
 TEST(PrefillHeuristic, SequencesAreSplitWhereHeadsLeaveRoom) {
     ChunkedProblem problem{
         .sequences = 1, .tokens = 32768, .heads = 8, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
