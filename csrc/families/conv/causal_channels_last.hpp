@@ -10,9 +10,12 @@ namespace gdn_cuda::conv {
 
 // Tokens per warp. The W - 1 rows before a segment are read twice, so segments are as long as leaves every SM warps to
 // spare; `longest` of the long ones. `channels`: per warp.
-inline constexpr int kShortestSegment = 8, kLongestSegment = 64;
-// Up to four taps run 1 to 4 % faster so on an H200, eight taps 2 % slower.
-inline constexpr int kLongestOfFewTaps = 48;
+inline constexpr int kShortestSegment = 16, kLongestSegment = 64;
+// With up to four taps, shorter segments take less time on an H200; with eight taps, more.
+inline constexpr int kLongestOfFewTaps = 32;
+constexpr int longest_without_sequences(DType io, int taps) {
+    return taps > 4 ? kLongestSegment : bytes_of(io) == 2 ? 16 : kLongestOfFewTaps;
+}
 constexpr int column_segment(const CausalArgs& args, int channels, const jit::DeviceTraits& device,
                              int longest = kLongestSegment) {
     constexpr i64 kManyWarps = 60;  // per SM, two to three times those that it holds

@@ -47,11 +47,11 @@ struct CausalConv {
                "causal depthwise convolution of 2 to 8 taps, tokens contiguous");
 
     static std::span<const Config> configurations() { return kCausalRowsConfigurations; }
-    static int threads(const Config& config) { return config.threads(); }
+    static int threads(const Config& config) { return config.row_threads(); }
     static int shared_bytes(const Config&) { return 0; }
     static Blocks blocks(const CausalProblem& problem, const Args& args) {
-        const Config config = causal_conv_config(problem);
-        const i64 groups = args.batches * ceil_div(args.channels, config.threads() / 32);
+        const Config config = with_index(causal_conv_config(problem), args.sequences);
+        const i64 groups = args.batches * ceil_div(args.channels, config.row_threads() / 32);
         return {groups * ceil_div(args.tokens, config.warp_tokens()), 1, 1};
     }
     static void run(const CausalProblem& problem, const Args& args, const Target& target) {
@@ -71,7 +71,7 @@ struct CausalConvChannelsLast {
     static int shared_bytes(const Config&) { return 0; }
     static void run(const CausalProblem& problem, Args args, const Target& target) {
         const Config config = with_index(causal_conv_config(problem), args.sequences);
-        const int longest = config.taps <= 4 && !config.sequences ? kLongestOfFewTaps : kLongestSegment;
+        const int longest = config.sequences ? kLongestSegment : longest_without_sequences(config.io, config.taps);
         args.segment = column_segment(args, config.channels(), jit::device_traits(target.ordinal), longest);
         const Blocks grid = column_blocks(args, args.segment, config);
         if (grid[0] == 0) return;

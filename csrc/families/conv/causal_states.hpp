@@ -38,7 +38,7 @@ struct CausalStatesSpec {
 
 struct CausalFinalStates : CausalStatesSpec {
     GDN_KERNEL(CausalFinalStates, conv, causal_states, CausalStatesConfig, CausalStatesArgs,
-               "the last inputs of each sequence of a causal convolution");
+               "the last inputs of each sequence of a causal convolution", .starts_early = true);
 
     static void run(DType io, const Args& args, const Target& target) {
         run_states<CausalFinalStates>(io, args, args.sequences.sequences, args.channels, args.final_states, target);

@@ -36,6 +36,15 @@ inline std::string explain_hyena_medium(const HyenaMediumConfig& config, int seg
                        config.columns ? ", blocks of adjacent channels" : "");
 }
 
+// Blocks of adjacent channels, one on an SM. A block begins with its taps and a tile that nothing precedes, in the time of one
+// and a half tiles.
+constexpr HyenaSplit hyena_medium_split_of_columns(int warps, i64 rows, i64 tokens, int least,
+                                                   const jit::DeviceTraits& device) {
+    constexpr int kMostWaves = 6, kBegin = kTileTokens * 3 / 2;
+    return hyena_split_by_waves(rows, tokens, kTileTokens, least, i64{warps} * std::max(device.multiprocessors, 1), kMostWaves,
+                                kBegin);
+}
+
 struct HyenaMedium {
     GDN_KERNEL(HyenaMedium, conv, hyena_medium, HyenaMediumConfig, HyenaArgs,
                "gated convolution of at most 1024 taps on tensor cores", .uses_cutlass = true);
@@ -54,9 +63,10 @@ struct HyenaMedium {
         return hyena_medium_config(problem);
     }
     // The tokens before a segment are read twice: at most a quarter of its length.
-    static HyenaSplit split(i64 rows, i64 tokens, int taps, const jit::DeviceTraits& device) {
-        return hyena_split(rows, tokens, kTileTokens, 4 * kRowTokens * (toeplitz_blocks(taps) - 1),
-                           i64{kWarpsAnSm} * device.multiprocessors);
+    static HyenaSplit split(const Config& config, i64 rows, i64 tokens, int taps, const jit::DeviceTraits& device) {
+        const int least = 4 * kRowTokens * (toeplitz_blocks(taps) - 1);
+        if (config.columns) return hyena_medium_split_of_columns(config.warps(), rows, tokens, least, device);
+        return hyena_split(rows, tokens, kTileTokens, least, i64{kWarpsAnSm} * device.multiprocessors);
     }
     static void run(const HyenaMediumProblem& problem, Args args, const Target& target) {
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
@@ -64,7 +74,7 @@ struct HyenaMedium {
         const i64 rows =
             args.batches * (config.columns ? ceil_div(args.channels, config.warps()) * config.warps() : args.channels);
         if (rows == 0) return;
-        const HyenaSplit split = HyenaMedium::split(rows, args.tokens, args.filter.taps, device);
+        const HyenaSplit split = HyenaMedium::split(config, rows, args.tokens, args.filter.taps, device);
         args.segments = split.segments;
         args.segment_tokens = split.segment_tokens;
         args.vectors &= config.columns || !problem.columns;  // vectors of channels are not vectors of tokens

@@ -47,8 +47,11 @@ struct HyenaMediumBackward {
     static HyenaSplit split(const Config& config, i64 batches, i64 channels, i64 tokens, int taps,
                             const jit::DeviceTraits& device) {
         const int least = std::max(4 * kRowTokens * (toeplitz_blocks(taps) - 1), 4 * kTileTokens);
-        return hyena_split(rows_of(config, batches, channels), tokens, kTileTokens, least,
-                           i64{kWarpsAnSm} * device.multiprocessors);
+        const i64 rows = rows_of(config, batches, channels);
+        // In fp32, two segments of 65536 tokens are 5 % faster on an H200 than the one of this split.
+        if (config.columns && config.io != DType::f32)
+            return hyena_medium_split_of_columns(config.warps(), rows, tokens, least, device);
+        return hyena_split(rows, tokens, kTileTokens, least, i64{kWarpsAnSm} * device.multiprocessors);
     }
     // args.forward.segments and args.forward.segment_tokens come from `split`.
     static void run(const Config& config, const Args& args, const Target& target) {

@@ -130,7 +130,14 @@ bool columns_can_split(const conv::PreparedCausal& prepared, const SplitHeads& h
 
 using Split = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;  // q, k, v, beta, gate
 
-Split run_any(const PreparedSplit& prepared, const Tensor& x, const OptionalTensor& b, const Target& target) {
+// Whether layers/split_columns can replace the states: a row's first segment alone must read its state.
+bool columns_can_write_states(const PreparedSplit& prepared) {
+    const conv::CausalArgs& conv = prepared.conv.args;
+    return conv.sequences.cu_seqlens.data == nullptr && conv.tokens > 0 && columns_can_split(prepared.conv, prepared.heads);
+}
+
+Split run_any(const PreparedSplit& prepared, const Tensor& x, const OptionalTensor& b, bool writes_states,
+              const Target& target) {
     const auto shapes = shapes_of(prepared.heads, prepared.conv.x);
     const int64_t B = prepared.conv.x.size(0), L = prepared.conv.x.size(2);
     const std::vector<int64_t> gate_shape =
@@ -141,6 +148,7 @@ Split run_any(const PreparedSplit& prepared, const Tensor& x, const OptionalTens
     const Tensor beta = new_tensor(b.value_or(x), gate_shape), gate = new_tensor(x, gate_shape, ScalarType::Float);
     args.gates.beta = memory_of(beta);
     args.gates.gate = static_cast<float*>(memory_of(gate));
+    args.writes_states = writes_states;
     if (columns_can_split(prepared.conv, prepared.heads))
         SplitColumns::run(prepared.conv.problem.io, args, target);
     else
@@ -150,13 +158,15 @@ Split run_any(const PreparedSplit& prepared, const Tensor& x, const OptionalTens
 Split run_split(const ConvSplitL2norm& x) {
     const PreparedSplit prepared = prepare_split(x);
     const DeviceScope scope(prepared.conv.x.device_index);
-    return run_any(prepared, x.x, x.b, target_of(kFunction, prepared.conv.x));
+    return run_any(prepared, x.x, x.b, false, target_of(kFunction, prepared.conv.x));
 }
 Split run_prefill(const ConvSplitL2normPrefill& x) {
     const PreparedSplit prepared = prepare_prefill(x);
     const DeviceScope scope(prepared.conv.x.device_index);
     const Target target = target_of(kFunction, prepared.conv.x);
-    Split out = run_any(prepared, x.x, x.b, target);
+    const bool with_states = columns_can_write_states(prepared);
+    Split out = run_any(prepared, x.x, x.b, with_states, target);
+    if (with_states) return out;
     // After the convolution, which still reads the previous states.
     const conv::CausalArgs& conv = prepared.conv.args;
     conv::CausalFinalStates::run(prepared.conv.problem.io,

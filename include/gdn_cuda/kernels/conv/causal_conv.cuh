@@ -172,10 +172,10 @@ struct CausalRows {
 };
 
 template <CausalConvConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), kConfig.row_blocks())
+__global__ void __launch_bounds__(kConfig.row_threads(), kConfig.row_blocks())
     causal_conv(const __grid_constant__ CausalArgs args) {
     const int tiles = static_cast<int>(ceil_div(args.tokens, kConfig.warp_tokens()));
-    const CausalRowPlace place(args.channels, tiles, kConfig.threads() / 32);
+    const CausalRowPlace place(args.channels, tiles, kConfig.row_threads() / 32);
     const bool exists = place.channel < args.channels;
     if (!kConfig.indices && !exists) return;
     using Rows = CausalRows<kConfig>;

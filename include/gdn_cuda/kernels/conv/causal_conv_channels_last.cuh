@@ -20,10 +20,9 @@ struct CausalOutputs {
 
     const CausalArgs& args;
     int channel;  // the lane's first
-    T* out;
-    T* to = out;
+    T* to;
 
-    __device__ __forceinline__ void start(int token) { to = out + token * args.out.token; }
+    __device__ __forceinline__ void skip(int tokens) { to += tokens * args.out.token; }
     __device__ __forceinline__ void write(bool is_written, const float (&z)[kVector]) {
         Items y;
 #pragma unroll
@@ -31,16 +30,11 @@ struct CausalOutputs {
         if (is_written) y.store(to);
         to += args.out.token;
     }
-    __device__ __forceinline__ void fill(float value) {
-        Items y;
-        y.fill(value);
-        y.store(to);
-        to += args.out.token;
-    }
-    __device__ __forceinline__ void write_token(const CausalSequences& sequences, int token, i64 id) const {
+    __device__ __forceinline__ void write_token(const CausalSequences& sequences, int token, i64 id) {
 #pragma unroll 1
-        for (int e = 0; e < kVector; ++e)
-            out[token * args.out.token + e] = from_float<T>(output_of_token<T>(args, sequences, channel + e, token, id));
+        for (int e = 0; e < (channel < args.channels ? kVector : 0); ++e)
+            to[e] = from_float<T>(output_of_token<T>(args, sequences, channel + e, token, id));
+        to += args.out.token;
     }
 };
 

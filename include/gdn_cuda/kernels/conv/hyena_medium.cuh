@@ -3,13 +3,14 @@
 // A warp iterates over its tokens of one channel in tiles of 512. It writes u of the tile to shared memory in bf16 parts,
 // next to u of the preceding tokens, and multiplies it by the Toeplitz matrix of the taps, with D added to h_0
 // (toeplitz/band.cuh). The next tile's loads are in flight meanwhile. If channels are contiguous in memory, the warps of a
-// block have adjacent channels and the same tokens (hyena_medium/tile.cuh).
+// block have adjacent channels and the same tokens (hyena_medium/tile.cuh), and cp.async copies the next two tiles.
 //
-// Shared memory, per warp: a table of taps, u of the last 1024 tokens (2048 from 129 taps on), and sums of a tile.
+// Shared memory, per warp: a table of taps, u of the last 1024 tokens (2048 from 129 taps on), and sums of a tile; for
+// contiguous channels 6 KB in bf16 for two tiles of x1, v and x2.
 //
 // Bound: memory up to some 200 taps, 8 bytes an output in bf16 and 16 in fp32: 85 and 73 % of an H200's memory bandwidth for
-// 128 taps of 4096 x 65536 values, 43 % in bf16 if channels are contiguous. With more taps the tensor cores: 16 taps take 8
-// mma for 512 outputs in bf16, 12 in fp16 and 24 in fp32.
+// 128 taps of 4096 x 65536 values, 52 % in bf16 if channels are contiguous: rows of 32 bytes occupy load-store units. With more
+// taps the tensor cores: 16 taps take 8 mma for 512 outputs in bf16, 12 in fp16 and 24 in fp32.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena_medium/plan.cuh>
@@ -21,6 +22,7 @@ namespace gdn_cuda::conv {
 template <HyenaMediumConfig kConfig, class Access>
 struct HyenaMediumWarp {
     using T = Storage<kConfig.io>;
+    using Own = typename Access::Own;
     using Shared = HyenaMediumShared<kConfig>;
     static constexpr bool kSeparateSums = kConfig.io == DType::f32;
 
@@ -50,7 +52,29 @@ struct HyenaMediumWarp {
     __device__ __forceinline__ void run(int begin, int end) {
         const float residual = fill_taps(shared.taps, args.filter, channel, rows(), exists());
         load_before(begin);
-        typename Access::Own x1, v, x2;
+        if constexpr (kConfig.stages() > 0)
+            run_tiles_ahead(begin, end, residual);
+        else
+            run_tiles(begin, end, residual);
+    }
+    // Multiplies u in shared memory by the taps, and x2 by the sums.
+    __device__ __forceinline__ void products(float (&z)[kOwn], const auto& taps, int tile, float residual) {
+        TileSums sums = {};
+        add_band<false, kSeparateSums>(sums, ring(), taps, tile, rows(), residual);
+        __syncwarp();
+        store_sums(shared.scratch, sums, access.flip());
+        access.sync();
+        access.load_sums(z);
+        access.multiply_by_mask(z, args.mask, tile);
+    }
+    __device__ __forceinline__ void store_product(const Own& x2, const float (&z)[kOwn], int tile) const {
+        Own y;
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) y.set(i, x2[i] * z[i]);
+        access.store(y, args.y, tile);
+    }
+    __device__ __forceinline__ void run_tiles(int begin, int end, float residual) {
+        Own x1, v, x2;
         access.load(x1, args.x1, begin);
         access.load(v, args.v, begin);
 #pragma unroll 1
@@ -62,18 +86,49 @@ struct HyenaMediumWarp {
                 access.load(x1, args.x1, tile + kTileTokens);
                 access.load(v, args.v, tile + kTileTokens);
             }
-            TileSums sums = {};
-            add_band<false, kSeparateSums>(sums, ring(), shared.taps, tile, rows(), residual);
-            __syncwarp();
-            store_sums(shared.scratch, sums, access.flip());
-            access.sync();
             float z[kOwn];
-            access.load_sums(z);
-            access.multiply_by_mask(z, args.mask, tile);
-            typename Access::Own y;
-#pragma unroll
-            for (int i = 0; i < kOwn; ++i) y.set(i, x2[i] * z[i]);
-            access.store(y, args.y, tile);
+            products(z, shared.taps, tile, residual);
+            store_product(x2, z, tile);
+        }
+    }
+    // With loads of the next two tiles in flight. Warps that wait for each other twice a tile would all wait for memory
+    // otherwise.
+    __device__ __forceinline__ void run_tiles_ahead(int begin, int end, float residual) {
+        if constexpr (kConfig.taps_in_registers()) {
+            __syncwarp();
+            run_tiles_ahead(begin, end, residual, BandTaps<band_rows(kConfig.taps), kConfig.tap_parts()>(shared.taps, rows()));
+        } else {
+            run_tiles_ahead(begin, end, residual, shared.taps);
+        }
+    }
+    __device__ __forceinline__ void run_tiles_ahead(int begin, int end, float residual, const auto& taps) {
+        const auto fetch_factors = [&](auto* slots, int tile) {
+            if (tile >= end) return;
+            access.fetch(slots[0], args.x1, tile);
+            access.fetch(slots[1], args.v, tile);
+        };
+        const auto fetch_gate = [&](auto* slots, int tile) {
+            if (tile < end) access.fetch(slots[2], args.x2, tile);
+            cp_async_fence();
+        };
+        auto *slots = shared.next.slots, *later = slots + 3;
+        fetch_factors(slots, begin);
+        fetch_gate(slots, begin);
+        fetch_factors(later, begin + kTileTokens);
+        fetch_gate(later, begin + kTileTokens);
+#pragma unroll 1
+        for (int tile = begin; tile < end; tile += kTileTokens) {
+            cp_async_wait<1>();
+            access.template store_parts<&Shared::u>(access.product(access.read(slots[0]), access.read(slots[1])), tile);
+            access.sync();
+            fetch_factors(slots, tile + 2 * kTileTokens);
+            float z[kOwn];
+            products(z, taps, tile, residual);
+            store_product(access.read(slots[2]), z, tile);
+            fetch_gate(slots, tile + 2 * kTileTokens);
+            auto* const free = slots;
+            slots = later;
+            later = free;
         }
     }
 };

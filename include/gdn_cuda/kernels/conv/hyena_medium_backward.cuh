@@ -30,6 +30,10 @@ struct HyenaMediumBackwardWarp {
     static constexpr HyenaMediumConfig kForward = kConfig.forward();
     static constexpr bool kSeparateSums = kForward.io == DType::f32;
     static constexpr int kAhead = (band_rows(kForward.taps) * kBandRow + kTileTokens - 1) / kTileTokens * kTileTokens;
+    // Whether the next tile's loads are in flight during this one's products. Warps that wait for each other need that; in fp32
+    // it would take too many registers. Otherwise they come after the last use of this tile's: loads of both share scoreboards,
+    // so that use would wait for them.
+    static constexpr bool kLoadsEarly = kForward.columns && kForward.few_taps() && kForward.io != DType::f32;
     using T = Storage<kForward.io>;
     using Own = typename Access::Own;
     using Parts = typename Access::Parts;
@@ -200,24 +204,32 @@ struct HyenaMediumBackwardWarp {
             access.load(x1, forward.x1, tile);
             access.load(v, forward.v, tile);
             correlate(tile);
+            const auto load_factors = [&](Own& next_x1, Own& next_v) {
+                if (tile <= segment.first) return;
+                load_gated(next_x1, next_v, tile - kTileTokens - kAhead);
+                access.load(x2, forward.x2, tile - kTileTokens);
+            };
+            const auto load_dy = [&](Own& next_dy) {
+                if (tile > segment.first) access.load(next_dy, args.dy, tile - kTileTokens);
+            };
+            Own next_x1, next_v, next_dy;
+            if constexpr (kLoadsEarly) load_factors(next_x1, next_v), load_dy(next_dy);
             sums_of_z(tile, residual);
             sums_of_du(tile, residual);
             access.sync();
 
-            // The next tile's loads come after the last use of this tile's: loads of both share scoreboards, so that use
-            // would wait for them.
             float values[kOwn];
             access.load_sums(values, Shared::kSumsOfDu);
             store_product(values, v, args.dx1, tile);
             store_product(values, x1, args.dv, tile);
-            if (tile > segment.first) {
-                load_gated(x1, v, tile - kTileTokens - kAhead);
-                access.load(x2, forward.x2, tile - kTileTokens);
-            }
+            if constexpr (!kLoadsEarly) load_factors(x1, v);
             access.load_sums(values, Shared::kSumsOfZ);
             access.multiply_by_mask(values, forward.mask, tile);
             store_product(values, dy, args.dx2, tile);
-            if (tile > segment.first) access.load(dy, args.dy, tile - kTileTokens);
+            if constexpr (kLoadsEarly)
+                x1 = next_x1, v = next_v, dy = next_dy;
+            else
+                load_dy(dy);
         }
         access.sync();
         write_tap_sums();

@@ -1,7 +1,8 @@
 // layers/split_columns: layers/split_conv for 4 taps, contiguous channels, and heads of q and k that fit a warp.
 //
 // A lane has 4 or 8 channels, with loads of the next 4 to 8 rows in flight (causal_conv/channels_last_rows.cuh). Shuffles
-// sum the squares of a head; warps with channels of v alone run a loop without them.
+// sum the squares of a head; warps with channels of v alone run a loop without them. If rows are single sequences, the first
+// segment's warps, which alone read a row's state, replace it.
 //
 // Bound: memory, 4 bytes per element for bf16, as for the convolution alone; the W - 1 rows before a segment come from the L2
 // cache.
@@ -38,10 +39,11 @@ struct SplitOutputs {
     static constexpr int kVector = kConfig.lane_channels;
     using Elements = Vector<T, kVector, true>;
 
+    const conv::CausalArgs& args;
     const SplitHeads& heads;
+    int channel;  // the lane's first
     SplitLane lane;
-    T* out;
-    T* to = out;
+    T* to;
 
     // Factor of a token's outputs, from the lane's sum of squares. Called by all lanes of the warp.
     __device__ __forceinline__ float inverse_norm(float squares) const {
@@ -53,11 +55,26 @@ struct SplitOutputs {
         }
         return lane.normalised ? inverse_root(squares + heads.epsilon) : 1.f;
     }
-    __device__ __forceinline__ void start(int token) { to = out + i64{token} * lane.step; }
+    __device__ __forceinline__ void skip(int tokens) { to += i64{tokens} * lane.step; }
     __device__ __forceinline__ void write(bool is_written, const float (&z)[kVector]) {
         float y[kVector];
 #pragma unroll
         for (int e = 0; e < kVector; ++e) y[e] = silu(z[e]);
+        store(is_written, y);
+    }
+    __device__ __forceinline__ void write_token(const conv::CausalSequences& sequences, int token, i64 id) {
+        const bool exists = channel < args.channels;
+        float y[kVector] = {};
+#pragma unroll 1
+        for (int c = 0; c < kVector; ++c) {  // not unrolled, to save registers
+            const float output = exists ? conv::output_of_token<T>(args, sequences, channel + c, token, id) : 0.f;
+#pragma unroll
+            for (int e = 0; e < kVector; ++e)
+                if (e == c) y[e] = output;
+        }
+        store(exists, y);
+    }
+    __device__ __forceinline__ void store(bool is_written, float (&y)[kVector]) {
         if constexpr (kNormalised) {
             float squares = 0.f;
 #pragma unroll
@@ -72,12 +89,6 @@ struct SplitOutputs {
         if (is_written) elements.store(to);
         to += lane.step;
     }
-    __device__ __forceinline__ void fill(float value) {
-        Elements elements;
-        elements.fill(value);
-        elements.store(to);
-        to += lane.step;
-    }
 };
 
 template <SplitColumnsConfig kConfig>
@@ -89,9 +100,11 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks()) split_col
     const SplitLane lane(args.heads, columns.channel);
     auto* const out = lane.out<Storage<kConfig.io>>(args, columns.batch, columns.channel);
     if (__any_sync(conv::kAllLanes, lane.normalised))
-        columns.run(SplitOutputs<kConfig, true>{args.heads, lane, out});
+        columns.run(SplitOutputs<kConfig, true>{args.conv, args.heads, columns.channel, lane, out});
     else
-        columns.run(SplitOutputs<kConfig, false>{args.heads, lane, out});
+        columns.run(SplitOutputs<kConfig, false>{args.conv, args.heads, columns.channel, lane, out});
+    if constexpr (kConfig.sequences)
+        if (args.writes_states) columns.write_final_state(args.conv, opaque(threadIdx.x));
 }
 
 }  // namespace gdn_cuda::layers

@@ -3,17 +3,18 @@
 // A lane owns some contiguous channels and iterates over a segment of tokens. It keeps the last W - 1 inputs, its weights
 // and its bias in registers and prefetches the next kRows rows: a row's registers are reloaded as soon as the row is used. A
 // warp covers the channels of its 32 lanes, and the warps of a block read adjacent channels of the same rows, so they share
-// open DRAM pages. All lanes are at the same token, so a pass ends where a sequence ends. With seq_idx, tokens that do not
-// see all W - 1 tokens before them are recomputed one by one.
+// open DRAM pages. A segment is convolved as if its row were one sequence; then tokens that do not see all W - 1 tokens before
+// them are recomputed one by one.
 //
 // A configuration has `io`, `taps`, `exists(tap, count)`, `sequences`, `threads()`, `rows()` and `channels()` (of a warp).
 // The sums go to an Outputs object with
-//     start(token)                         the next call writes this token
+//     skip(tokens)                         moves on by some tokens, or back; it begins at token 0
 //     write(is_written, z)                 called by all lanes of a warp, also by those without channels or past the last token
-//     fill(value)                          instead of `write`, for a token that belongs to no sequence
-//     write_token(sequences, token, id)    with seq_idx, for configurations with `indices`
+//     write_token(sequences, token, id)    for configurations with `sequences`, called by all lanes: computes a token anew;
+//                                          moves on by one token, as `write` does
 #pragma once
 
+#include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/conv/causal_conv/seq_idx.cuh>
 
 namespace gdn_cuda::conv {
@@ -24,11 +25,11 @@ struct CausalSegment {
     int batch, first_channel;
     int token, last;  // the segment's tokens: [token, last)
 
-    __device__ __forceinline__ explicit CausalSegment(const CausalArgs& args) {
+    __device__ __forceinline__ explicit CausalSegment(const CausalArgs& args, unsigned thread = threadIdx.x) {
         constexpr unsigned kWarps = kConfig.threads() / 32;
         const unsigned groups = (static_cast<unsigned>(args.channels) - 1) / kConfig.channels() + 1;
         const unsigned segments = (static_cast<unsigned>(args.tokens) - 1) / args.segment + 1;
-        const unsigned warp = blockIdx.x * kWarps + threadIdx.x / 32, row = warp / groups;
+        const unsigned warp = blockIdx.x * kWarps + thread / 32, row = warp / groups;
         first_channel = static_cast<int>(warp % groups) * kConfig.channels();
         batch = static_cast<int>(row / segments);
         token = static_cast<int>(row % segments) * args.segment;
@@ -77,13 +78,13 @@ struct CausalColumns {
         for (int i = 0; i < kRows; ++i)
             if (exists && token + i < last) prefetch(i);
     }
-    // Loads the kBefore rows before `token`; rows before `begin` are zeros.
-    __device__ __forceinline__ void load_history(int token, int begin) {
+    // Loads the kBefore rows before `token`; rows before the first are zeros.
+    __device__ __forceinline__ void load_history(int token) {
 #pragma unroll
         for (int i = 0; i < kBefore; ++i) {
             const int at = token - kBefore + i;
             history[i].clear();
-            if (at >= begin && exists) history[i].load(x + at * args.x.token);
+            if (at >= 0 && exists) history[i].load(x + at * args.x.token);
         }
     }
     // Lanes without channels load the taps of the last channels.
@@ -112,23 +113,29 @@ struct CausalColumns {
             before[kBefore - 1][e] = row[e];
         }
     }
-    // Convolves tokens of one sequence, which begins at `begin`; `state` holds the inputs before it.
-    __device__ __forceinline__ void process(int token, int last, int begin, const State& state, auto& outputs) {
+    // Replaces zeros by the state of the row's first sequence.
+    __device__ __forceinline__ void load_first_state(float (&before)[kBefore][kVector]) const {
+        const CausalRuns<kConfig.sequences> runs{{args.sequences, batch}, lane};
+        const State state = runs.state(runs.at(0));
+#pragma unroll 1
+        for (int back = kBefore; back > 0; --back) {  // rotates `before` once
+            float oldest[kVector];
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) oldest[e] = exists ? state.at(channel + e, back) : 0.f;
+            push(before, oldest);
+        }
+    }
+    // Convolves the segment's tokens as if the row were one sequence. Returns where that leaves `outputs`.
+    __device__ __forceinline__ int process(auto& outputs) {
+        int token = segment.token;
+        const int last = segment.last;
         float before[kBefore][kVector];  // the last inputs, oldest first
-        if constexpr (kConfig.sequences) load_history(token, begin);
 #pragma unroll
         for (int i = 0; i < kBefore; ++i) to_floats(before[i], history[i]);
-        if (kConfig.sequences && state.values.data != nullptr)
-#pragma unroll 1
-            for (int at = token - kBefore; at < token; ++at) {  // rotates `before` once
-                float oldest[kVector];
-#pragma unroll
-                for (int e = 0; e < kVector; ++e)
-                    oldest[e] = at < begin && exists ? state.at(channel + e, begin - at) : before[0][e];
-                push(before, oldest);
-            }
-        load_taps();  // after the sequence and state lookups, which need registers as well
-        outputs.start(token);
+        if constexpr (kConfig.sequences && !has_indices<kConfig>())
+            if (token == 0 && args.sequences.initial.values.data != nullptr) load_first_state(before);
+        load_taps();  // after the lookup of the state, which needs registers as well
+        outputs.skip(token);
         const int end = exists ? last : token;  // lanes without channels neither load nor store
 #pragma unroll 1
         for (; token < last; token += kRows) {
@@ -150,33 +157,30 @@ struct CausalColumns {
                 outputs.write(i < written, z);
             }
         }
+        return token;
     }
 
     // ---- Sequences
 
-    // Rows without seq_idx. The first kRows rows are already in flight.
-    __device__ __forceinline__ void process_runs(auto& outputs) {
-        const CausalRuns<kConfig.sequences> runs{{args.sequences, batch}, lane};
-        int token = segment.token;
+    // Without seq_idx: recomputes the first tokens of sequences that begin within the row, and writes those of none.
+    __device__ __forceinline__ void recompute_runs(auto& outputs, int at) const {
+        __syncwarp();  // keeps these element stores after the vector stores to the same addresses
+        const CausalRuns<kConfig.sequences> runs{{args.sequences, opaque(batch)}, lane};  // opaque: to save a register
+        CausalOffsets near;
 #pragma unroll 1
-        while (token < segment.last) {
-            const CausalRun run = runs.at(token);
-            const int end = min(run.end, segment.last);
-            if (run.exists()) {
-                if (token > segment.token) load_rows(token, end);
-                process(token, end, run.first, runs.state(run), outputs);
-            } else if (exists) {
-                const float value = run.place == Place::poison ? quiet_nan() : 0.f;
-                outputs.start(token);
+        for (int token = segment.token, end; token < segment.last; token = end) {
+            const CausalRun run = runs.at(token, near);
+            end = min(run.end, segment.last);
+            const int last = !run.exists() ? end : run.first > 0 ? min(end, run.first + kBefore) : token;
+            const i64 id = run.exists() ? run.sequence : run.place == Place::poison ? kPoisoned : kNoSequence;
+            outputs.skip(token - at);
 #pragma unroll 1
-                for (int i = token; i < end; ++i) outputs.fill(value);
-            }
-            token = end;
+            for (at = token; at < last; ++at) outputs.write_token(runs.sequences, at, id);
         }
     }
     // With seq_idx: recomputes the tokens that see a state or not all W - 1 tokens before them. Each lane tests one token,
     // then all lanes write the tokens found.
-    __device__ __forceinline__ void recompute_masked(const auto& outputs) const {
+    __device__ __forceinline__ void recompute_masked(auto& outputs, int at) const {
         __syncwarp();  // keeps these element stores after the vector stores to the same addresses
         const CausalSequences sequences{args.sequences, batch};
         const bool runs = sequences.place_of_sequence(batch) == Place::run;
@@ -189,8 +193,49 @@ struct CausalColumns {
 #pragma unroll 1
             for (; masked != 0; masked &= masked - 1) {
                 const int token = first + __ffs(static_cast<int>(masked)) - 1;
-                if (exists) outputs.write_token(sequences, token, sequences.id_of(token));
+                outputs.skip(token - at);
+                outputs.write_token(sequences, token, sequences.id_of(token));
+                at = token + 1;
             }
+        }
+    }
+
+    // ---- The state
+
+    // Replaces the state by the last inputs, if the row is one sequence and this its first segment. Oldest inputs first: they
+    // may come from later positions of the state. `thread`: threadIdx.x, opaque to the compiler, which otherwise keeps in
+    // registers what depends on it.
+    __device__ __forceinline__ static void write_final_state(const CausalArgs& args, unsigned thread) {
+        const CausalSegment<kConfig> segment(args, thread);
+        const int batch = segment.batch, channel = segment.first_channel + static_cast<int>(thread) % 32 * kVector;
+        const CausalSequences sequences{args.sequences, batch};
+        i64 slot;
+        if (segment.token > 0 || channel >= args.channels || !sequences.runs(batch, slot)) return;
+        const T* const x = static_cast<const T*>(args.x.data) + batch * args.x.batch + channel;
+        const State state = sequences.state_of(0);
+        const CausalStates& to = args.sequences.initial;
+        constexpr int kAtOnce = 4;  // whose loads are in flight together
+#pragma unroll 1
+        for (int first = 0; first < to.positions; first += kAtOnce) {
+            float inputs[kAtOnce][kVector];
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                const int token = args.tokens - to.positions + first + i;
+                Items row;
+                row.clear();
+                if (first + i < to.positions && token >= 0) row.load(x + token * args.x.token);
+                to_floats(inputs[i], row);
+                if (token < 0)
+#pragma unroll
+                    for (int e = 0; e < kVector; ++e) inputs[i][e] = state.at(channel + e, -token);
+            }
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i)
+                if (first + i < to.positions)
+#pragma unroll
+                    for (int e = 0; e < kVector; ++e)
+                        store_float(to.values, slot * to.slot + (channel + e) * to.channel + (first + i) * to.position,
+                                    inputs[i][e]);
         }
     }
 
@@ -198,13 +243,15 @@ struct CausalColumns {
 
     __device__ __forceinline__ void load() {
         load_rows(segment.token, segment.last);
-        if constexpr (!kConfig.sequences) load_history(segment.token, 0);
+        load_history(segment.token);
     }
     __device__ __forceinline__ void run(auto outputs) {
         constexpr bool kIndices = has_indices<kConfig>();
-        if constexpr (kConfig.sequences && !kIndices) return process_runs(outputs);
-        process(segment.token, segment.last, 0, {}, outputs);
-        if constexpr (kIndices) recompute_masked(outputs);
+        const int at = process(outputs);
+        if constexpr (kIndices)
+            recompute_masked(outputs, at);
+        else if constexpr (kConfig.sequences)
+            recompute_runs(outputs, at);
     }
 };
 

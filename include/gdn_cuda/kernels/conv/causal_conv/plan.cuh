@@ -50,7 +50,9 @@ struct CausalConvConfig {
         const int most_missing = taps == 8 ? 3 : taps == 3 ? 1 : 0;
         return k >= most_missing || k >= taps - count;
     }
-    // conv/causal_conv: vectors in flight per thread, tokens per warp.
+    // conv/causal_conv: threads of a block, which looks up seq_idx once for all its channels; vectors in flight per thread,
+    // tokens per warp.
+    GDN_HOST_DEVICE constexpr int row_threads() const { return indices ? 256 : threads(); }
     GDN_HOST_DEVICE constexpr int vectors() const { return 4; }
     GDN_HOST_DEVICE constexpr int warp_tokens() const { return 32 * vectors() * vector(); }
     // conv/causal_conv_channels_last: rows in flight per thread, channels per lane, channels per warp.
@@ -68,12 +70,12 @@ struct CausalConvConfig {
     GDN_HOST_DEVICE constexpr int longest_segment() const { return 256; }
     // Blocks per SM, as many as registers allow without spills.
     GDN_HOST_DEVICE constexpr int row_blocks() const {
-        return indices ? (taps == 8 ? 4 : taps == 4 ? 7 : 6) : sequences ? 5 : 8;
+        return indices ? (taps == 8 ? 2 : taps == 4 ? 4 : 3) : sequences ? 5 : 8;
     }
     GDN_HOST_DEVICE constexpr int column_blocks() const {
         const bool wide = taps == 8 || bytes_of(io) == 4;
         if (indices) return wide ? 4 : 5;
-        return sequences && wide ? 3 : sequences || wide ? 4 : 6;
+        return sequences && wide ? 3 : wide ? 4 : sequences ? 5 : 6;
     }
     GDN_HOST_DEVICE constexpr int row_blocks_backward() const {
         if (from_state && taps == 8) return 4;

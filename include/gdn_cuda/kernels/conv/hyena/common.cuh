@@ -159,4 +159,12 @@ struct HyenaSegment {
     __device__ __forceinline__ bool is_last(const auto& args) const { return index == args.segments - 1; }
 };
 
+// Segment `index` of the grid; consecutive ones have adjacent columns of the same tokens.
+__device__ __forceinline__ HyenaSegment segment_of_columns(const auto& args, i64 index, int columns) {
+    const i64 row = index / columns;  // sequence and segment
+    const int column = static_cast<int>(index - row * columns);
+    const i64 batch = row / args.segments, segment = row - batch * args.segments;
+    return HyenaSegment::of(args, (batch * columns + column) * args.segments + segment, columns);
+}
+
 }  // namespace gdn_cuda::conv

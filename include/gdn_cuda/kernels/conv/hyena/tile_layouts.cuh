@@ -207,7 +207,8 @@ template <bool kColumns, int kWarps>
 __device__ __forceinline__ HyenaSegment hyena_segment(const auto& args) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if constexpr (!kColumns) return HyenaSegment::of(args, static_cast<i64>(blockIdx.x) * kWarps + warp, args.channels);
-    HyenaSegment segment = HyenaSegment::of(args, blockIdx.x, static_cast<int>(ceil_div(args.channels, kWarps)));
+    const int columns = static_cast<int>(ceil_div(args.channels, kWarps));
+    HyenaSegment segment = segment_of_columns(args, blockIdx.x, columns);
     segment.column = segment.column * kWarps + warp;
     return segment;
 }

@@ -33,6 +33,10 @@ struct HyenaMediumConfig {
         if (columns) return 1;
         return io == DType::f32 ? few_taps() ? 2 : 3 : 4;
     }
+    // Tiles of x1, v and x2 that come by way of shared memory.
+    GDN_HOST_DEVICE constexpr int stages() const { return columns ? 2 : 0; }
+    // Whether a thread keeps its words of the taps in registers: 36 of them.
+    GDN_HOST_DEVICE constexpr bool taps_in_registers() const { return columns && few_taps() && io == DType::bf16; }
     // Units of 8 tokens in shared memory: the 64 of a tile, and those before it that its first row needs.
     GDN_HOST_DEVICE constexpr int units() const { return few_taps() ? 128 : 256; }
 };
@@ -44,6 +48,7 @@ struct alignas(128) HyenaMediumShared {
     TileRing<kConfig.units(), kConfig.parts()> u;
     float scratch[kTileTokens];  // a tile that memory does not hold in whole vectors, or sums that move to other lanes
     BandTable<kConfig.taps, kConfig.tap_parts()> taps;
+    HyenaOwnSlots<3 * kConfig.stages(), bytes_of(kConfig.io)> next;  // x1, v and x2 of each stage
 };
 template <HyenaMediumConfig kConfig>
 struct HyenaMediumSharedPlan {

@@ -15,6 +15,7 @@
 // In MediumColumns `sync` is a __syncthreads. A warp whose channel does not exist takes part with zeros.
 #pragma once
 
+#include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/conv/hyena/tile_layouts.cuh>
 #include <gdn_cuda/kernels/conv/toeplitz/band.cuh>
 
@@ -177,6 +178,25 @@ struct MediumColumns {
             raw.bits = {};
             if (exists(token + i) && token + i >= begin) raw.load_streaming(data + i * from.token);
         }
+    }
+    // Loads own elements by way of shared memory, without registers. A thread reads only what it copied itself, so it waits
+    // for its own copies alone.
+    template <int kBytes>
+    __device__ __forceinline__ void fetch(HyenaOwnSlot<kBytes>& to, const HyenaTensor& from, int tile) const {
+        static_assert(kBytes == int(sizeof(T)));
+        const int token = tile + own_token();
+        const T* const data = at(from, token);
+        const unsigned slot = shared_address(to.bytes + 16 * lane_of_warp());
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) cp_async_16_zfill(slot + i * 32 * 16, data + i * from.token, exists(token + i));
+    }
+    template <int kBytes>
+    __device__ __forceinline__ static Own read(const HyenaOwnSlot<kBytes>& from) {
+        Own own;
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i)
+            reinterpret_cast<Raw<16>&>(own.items[i * kVector]).load(from.bytes + 16 * (i * 32 + lane_of_warp()));
+        return own;
     }
     __device__ __forceinline__ void store(const Own& from, const HyenaTensor& to, int tile) const {
         const int token = tile + own_token();

@@ -7,14 +7,6 @@
 
 namespace gdn_cuda::conv {
 
-// Segment `index` of the grid; consecutive ones have adjacent columns of the same tokens.
-__device__ __forceinline__ HyenaSegment segment_of_columns(const HyenaArgs& args, i64 index, int columns) {
-    const i64 row = index / columns;  // sequence and segment
-    const int column = static_cast<int>(index - row * columns);
-    const i64 batch = row / args.segments, segment = row - batch * args.segments;
-    return HyenaSegment::of(args, (batch * columns + column) * args.segments + segment, columns);
-}
-
 // A lane's channels of a tensor, from a token on. The pointer advances token by token, because multiples of the stride would
 // take registers.
 template <class T, int kChannels>

@@ -124,18 +124,43 @@ __device__ __forceinline__ void load_band(unsigned (&a)[kParts][4], const BandTa
     }
 }
 
+// The left operands of up to 64 kRows + 16 taps in registers, for many tiles.
+template <int kRows, int kParts>
+struct BandTaps {
+    static constexpr int parts = kParts, rows_in_registers = kRows;
+    unsigned words[4 * kRows + 1][kParts][4];
+
+    template <int kTaps>
+    __device__ __forceinline__ BandTaps(const BandTable<kTaps, kParts>& table, int rows) : words{} {
+        static_assert(band_rows(kTaps) <= kRows);
+#pragma unroll
+        for (int d = 0; d <= 4 * kRows; ++d)
+            if (d <= 4 * rows) load_band<false>(words[d], table, d);
+    }
+};
+template <bool kBefore, int kRows, int kParts>
+__device__ __forceinline__ void load_band(unsigned (&a)[kParts][4], const BandTaps<kRows, kParts>& taps, int d) {
+    static_assert(!kBefore);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[part][i] = taps.words[d][part][i];
+}
+
 // sums += the band's product of the tile. kBefore: targets precede sources, which is the transposed band. Tensor cores
 // truncate their sums, which shows in fp32 after the many products of a long filter; kSeparateSums gives each d sums of its
 // own, which are then added with rounding to nearest. `residual` is added to h[0], rounded to bf16; 0 for nothing.
-template <bool kBefore, bool kSeparateSums, int kUnits, int kParts, int kTaps, int kTapParts>
-__device__ __forceinline__ void add_band(TileSums& sums, const BandRing<kUnits, kParts>& ring,
-                                         const BandTable<kTaps, kTapParts>& table, int tile, int rows, float residual) {
+// `taps`: a BandTable or BandTaps.
+template <bool kBefore, bool kSeparateSums, int kUnits, int kParts, class Taps>
+__device__ __forceinline__ void add_band(TileSums& sums, const BandRing<kUnits, kParts>& ring, const Taps& taps, int tile,
+                                         int rows, float residual) {
+    constexpr int kTapParts = Taps::parts;
     const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
     BandSources<kParts> sources;
     // Block i of targets is multiplied by block (i + shift) % 4 of the loaded sources.
     const auto add = [&](int d, int shift) {
         unsigned a[kTapParts][4];
-        load_band<kBefore>(a, table, d);
+        load_band<kBefore>(a, taps, d);
         TileSums step_sums = {};
         TileSums& to = kSeparateSums ? step_sums : sums;
         for_products<kTapParts, kParts>([&](int left, int right) {
@@ -160,14 +185,21 @@ __device__ __forceinline__ void add_band(TileSums& sums, const BandRing<kUnits, 
 #pragma unroll
         for (int i = 0; i < 4; ++i) mma_m16n8k16<DType::bf16>(sums[i], a, sources.blocks[i][0][0], sources.blocks[i][0][1]);
     }
-#pragma unroll 1
-    for (int row = 1; row <= rows; ++row) {
+    const auto add_row = [&](int row) {
         from = BandSources<kParts>::first_byte(ring, tile / kBandRow + g + (kBefore ? row : -row));
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
             sources.load(ring, from, kBefore ? step : 3 - step);
             add(4 * row - 3 + step, kBefore ? step + 1 : 3 - step);
         }
+    };
+    if constexpr (Taps::rows_in_registers > 0) {
+#pragma unroll
+        for (int row = 1; row <= Taps::rows_in_registers; ++row)
+            if (row <= rows) add_row(row);
+    } else {
+#pragma unroll 1
+        for (int row = 1; row <= rows; ++row) add_row(row);
     }
 }
 

@@ -23,6 +23,7 @@ struct TileRing {
 // Pairs of taps h[x], h[x - 1] for every x, in kParts bf16 parts.
 template <int kTaps, int kParts>
 struct BandTable {
+    static constexpr int parts = kParts, rows_in_registers = 0;
     static constexpr int kBefore = 14;  // pairs before x = 0
     static constexpr int kWords = kBefore + kBandRow * band_rows(kTaps) + kBandBlock;
     alignas(16) unsigned words[kParts][kWords];

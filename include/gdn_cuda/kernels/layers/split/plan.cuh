@@ -31,7 +31,6 @@ struct SplitColumnsConfig {
     // Blocks per SM, limited by registers.
     GDN_HOST_DEVICE constexpr int blocks() const {
         const bool is_wide = lane_channels > 4, is_fp32 = io == DType::f32;
-        if (sequences) return is_wide ? 2 : is_fp32 ? 3 : 4;
         return is_wide ? (is_fp32 ? 2 : 3) : is_fp32 ? 4 : 5;
     }
     GDN_HOST_DEVICE constexpr bool exists(int, int) const { return true; }         // every tap
@@ -86,6 +85,8 @@ struct SplitArgs {
     SplitHeads heads;
     SplitGates gates;
     void* out[3] = {};  // q, k, v, contiguous (batch, token, head, channel)
+    // layers/split_columns: whether it also replaces the states, those of rows that are one sequence each.
+    bool writes_states = false;
 
     GDN_HOST_DEVICE constexpr i64 gate_count() const {
         return gates.a.values.data == nullptr ? 0 : i64{conv.batches} * conv.tokens * heads.value_heads;
