@@ -23,6 +23,7 @@ CHOICES = (
     "GDN_KDA_WINDOW",
     "GDN_PREFILL",
     "GDN_SCAN_PIECES",
+    "GDN_SCAN_TURNS",
     "GDN_SSD_PREFILL",
     "GDN_TUNED",
 )

@@ -292,6 +292,7 @@ def test_the_table_lists_every_variable_and_its_actual_default(start: Start) -> 
         "GDN_NVTX",
         "GDN_PREFILL",
         "GDN_SCAN_PIECES",
+        "GDN_SCAN_TURNS",
         "GDN_SSD_PREFILL",
         "GDN_TUNED",
         *SWITCHES,

@@ -20,6 +20,8 @@ class CallMemory {
         if (zeros) torch::stable::zero_(kept_.back());
         return static_cast<float*>(memory_of(kept_.back()));
     }
+    // Zeros.
+    unsigned* counts(i64 count) { return reinterpret_cast<unsigned*>(floats(count, true)); }
 
   private:
     const Tensor& like_;

@@ -77,14 +77,14 @@ inline Segments split_backward(const SelectiveBackwardProblem& problem, const Sp
     return choose_split(sizes, [&](int) { return launch; }, device.multiprocessors, kCost, wanted);
 }
 inline std::string explain_selective_backward(const SelectiveBackwardProblem& problem, const Segments& segments,
-                                              const jit::DeviceTraits& device) {
+                                              const jit::DeviceTraits& device, bool in_turns = false) {
     const SelectiveBackwardConfig config = selective_backward_config(problem);
     const i64 passes = ceil_div(problem.state_size, config.group());
     return fmt::format(
         "{} channels a block, {} lanes with {} states each; {} pass{} over {} states; {} blocks for {} multiprocessors; {}",
         config.channels_per_block(), config.lanes, config.states, passes, passes == 1 ? "" : "es", problem.state_size,
         problem.sequences * segments.count * selective_backward_blocks(problem, config), device.multiprocessors,
-        explain_split(segments));
+        explain_split(segments, in_turns));
 }
 
 // How many sequences a launch computes: the sums over the channels of a block take 4 bytes for each token and element of B and
@@ -109,8 +109,9 @@ struct SelectiveBackward {
     static void run(const SelectiveBackwardProblem& problem, const Segments& segments, const Args& args, i64 sequences,
                     const Target& target) {
         const Config config = selective_backward_config(problem);
-        launch<SelectiveBackward>(config, args, {selective_backward_blocks(problem, config), sequences, segments.count}, target,
-                                  [&](const auto& traits) { return explain_selective_backward(problem, segments, traits); });
+        launch<SelectiveBackward>(
+            config, args, {selective_backward_blocks(problem, config), sequences, segments.count}, target,
+            [&](const auto& traits) { return explain_selective_backward(problem, segments, traits, args.turns.taken()); });
     }
 };
 

@@ -46,12 +46,18 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     for (const Coefficients* x : {&in.B, &in.C}) coefficients_are_vectors &= !x->varies || has_vectors(*x, packed);
 
     CallMemory memory(like);
-    const Segments segments =
-        split_backward(problem, split_problem(prepared), jit::device_traits(target.ordinal), kSegmentsVariable.value());
+    const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+    Segments segments = split_backward(problem, split_problem(prepared), device, kSegmentsVariable.value());
+    const bool in_parallel = segments.count > 1;
+    if (!in_parallel)
+        segments = split_in_turns(split_problem(prepared), at_a_time * blocks,
+                                  i64{device.multiprocessors} * config.most_blocks(), kTurnsVariable.value());
+    const bool in_turns = !in_parallel && segments.count > 1;
     SelectivePiecesArgs reversed =
         reversed_pieces(prepared, cotangents.out, rows_are_vectors, static_cast<int>(problem.channels_per_span));
     reversed.segments = segments;
-    const void* gradients_after_segments = states_before_segments(prepared, cotangents.last_state, reversed, memory, target);
+    const void* gradients_after_segments =
+        in_turns ? cotangents.last_state : states_before_segments(prepared, cotangents.last_state, reversed, memory, target);
     SelectiveBackwardArgs args{.in = in,
                                .io = prepared.io,
                                .input_times_delta = prepared.discretization != Discretization::dirac,
@@ -72,6 +78,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     const i64 rows_of_sums = static_cast<i64>(segments.count) * in.sequences,
               poles = rows_of_sums * in.dim * in.state_size * parts, channels = rows_of_sums * in.dim;
     args.dA = memory.floats(poles);
+    if (in_turns) args.turns = {.done = memory.counts(rows_of_sums * blocks), .states = memory.floats(poles)};
     if (!in.B.varies) args.dB_constant = memory.floats(poles);
     if (!in.C.varies) args.dC_constant = memory.floats(poles);
     if (to.D != nullptr) args.dD = memory.floats(channels);
@@ -90,6 +97,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     };
     for (int first_state = 0; first_state < in.state_size; first_state += config.group()) {
         args.first_state = first_state;
+        if (in_turns) ++args.turns.wanted;
         args.first_pass = first_state == 0;
         args.last_pass = first_state + config.group() >= in.state_size;
         const int states = std::min(config.group(), in.state_size - first_state);

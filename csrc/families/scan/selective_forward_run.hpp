@@ -35,16 +35,27 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
     if (problem.transition == Transition::exponential && !problem.is_complex && problem.is_narrow && along_tokens &&
         rows_are_aligned && in.length % 8 == 0 && in.delta_a.data == nullptr && are_vectors_along_tokens(in.B) &&
         are_vectors_along_tokens(in.C) && segments.count == 1 && in.sequences <= 65535)
-        if (const auto config = selective_lanes_config(problem, jit::device_traits(target.ordinal).multiprocessors))
-            return SelectiveLanes::run(*config,
-                                       {.in = in,
-                                        .out = results.out,
-                                        .last_state = results.last_state,
-                                        .states = results.states,
-                                        .io = prepared.io,
-                                        .input_times_delta = prepared.discretization == Discretization::mamba,
-                                        .span = span},
-                                       target);
+        if (const auto config = selective_lanes_config(problem, jit::device_traits(target.ordinal).multiprocessors)) {
+            CallMemory memory(like);
+            SelectiveLanesArgs args{.in = in,
+                                    .out = results.out,
+                                    .last_state = results.last_state,
+                                    .states = results.states,
+                                    .io = prepared.io,
+                                    .input_times_delta = prepared.discretization == Discretization::mamba,
+                                    .span = span};
+            const i64 blocks = selective_lanes_blocks(*config, in.dim, span);
+            args.segments =
+                split_in_turns(split_problem(prepared), blocks * in.sequences,
+                               i64{jit::device_traits(target.ordinal).multiprocessors} * config->blocks_per_multiprocessor(),
+                               kTurnsVariable.value(), config->tile());
+            if (args.segments.count > 1) {
+                const i64 rows = i64{args.segments.count} * in.sequences;
+                args.turns = {
+                    .done = memory.counts(rows * blocks), .wanted = 1, .states = memory.floats(rows * in.dim * in.state_size)};
+            }
+            return SelectiveLanes::run(*config, args, target);
+        }
     CallMemory memory(like);
     SelectiveForwardArgs args{.in = in,
                               .out = results.out,

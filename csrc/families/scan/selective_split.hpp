@@ -80,6 +80,30 @@ Segments choose_split(const SplitProblem& problem, const Launch& launch, int mul
     return best;
 }
 
+// Splits sequences into segments that blocks take in turn: nothing is computed twice. The blocks of a launch have to be more
+// than the `together` that run at a time, or they would wait for each other; then fewer multiprocessors are idle at the end.
+// `unit`: tokens of which segments have a multiple, itself one of kStateChunk.
+inline Segments split_in_turns(const SplitProblem& problem, i64 blocks, i64 together, int wanted, int unit = kStateChunk) {
+    const i64 units = ceil_div(problem.tokens, unit);
+    if (problem.packed || blocks <= together || units < 2) return {};
+    const auto split = [&](i64 parts) {
+        const i64 length = ceil_div(units, parts);
+        return Segments{static_cast<int>(ceil_div(units, length)), static_cast<int>(length * unit)};
+    };
+    if (wanted > 0) return split(wanted);
+    // In tokens: starting a segment, and a launch that clears the counters. At the end a third of a block's time is lost, as
+    // measured for 1.2 to 4.8 times as many blocks as run together (docs/benchmarks/scan.md).
+    constexpr double kBefore = 20, kLaunch = 60, kLost = 0.35, kWorth = 0.985;
+    const auto time = [&](const Segments& split) {
+        return (static_cast<double>(blocks * split.count) / static_cast<double>(together) + kLost) * (split.length + kBefore);
+    };
+    Segments best;
+    double best_time = kWorth * time(split(1)) - kLaunch;
+    for (int parts = 2; parts <= 8; ++parts)
+        if (const Segments candidate = split(parts); time(candidate) < best_time) best = candidate, best_time = time(candidate);
+    return best;
+}
+
 // Splits a sequence for a summary, which may need the segments near its end alone: the shorter they are, the less is computed
 // in vain. `wanted`: as in choose_split.
 inline Segments split_summary(const SplitProblem& problem, int wanted) {
@@ -90,8 +114,9 @@ inline Segments split_summary(const SplitProblem& problem, int wanted) {
     return {};
 }
 
-inline std::string explain_split(const Segments& segments) {
+inline std::string explain_split(const Segments& segments, bool in_turns = false) {
     if (segments.count == 1) return "sequences are not split";
+    if (in_turns) return fmt::format("blocks take turns at {} segments of {} tokens", segments.count, segments.length);
     return fmt::format("sequences are split into {} segments of {} tokens", segments.count, segments.length);
 }
 

@@ -26,6 +26,9 @@ TEST(SelectiveLanesHeuristic, TakesFewChannelsAndManyStates) {
         EXPECT_TRUE(selective_lanes_config(problem_of(multiprocessors, 16), multiprocessors));
         EXPECT_FALSE(selective_lanes_config(problem_of(i64{multiprocessors} * 1000, 16), multiprocessors));
         EXPECT_TRUE(selective_lanes_config(problem_of(i64{multiprocessors} * 1000, 64), multiprocessors));
+        EXPECT_FALSE(selective_lanes_config(problem_of(i64{multiprocessors} * 28, 16), multiprocessors));
+        EXPECT_TRUE(selective_lanes_config(problem_of(i64{multiprocessors} * 38, 16), multiprocessors))
+            << "a wave and a part of blocks that take turns";
     }
 }
 

@@ -84,6 +84,37 @@ TEST(SelectiveSplit, SummariesHaveShortSegmentsThatFitTheWorkspace) {
     EXPECT_LE(2 * segments.count * problem.sequences * problem.states * i64{sizeof(float)}, kMaxSegmentBytes);
 }
 
+TEST(SelectiveTurns, CoverEverySequenceInUnitsAndAreNotEmpty) {
+    Random random;
+    for (int i = 0; i < kProblems; ++i) {
+        const SplitProblem problem = random_split(random);
+        const int unit = random.one_of({64, 128, 256});
+        for (const int wanted : {0, 1, 3, 128}) {
+            const Segments segments = split_in_turns(problem, random.size(4000), random.size(1000), wanted, unit);
+            ASSERT_GE(segments.count, 1);
+            if (segments.count == 1) continue;
+            ASSERT_FALSE(problem.packed);
+            ASSERT_EQ(segments.length % unit, 0);
+            ASSERT_GE(i64{segments.count} * segments.length, problem.tokens);
+            ASSERT_LT(i64{segments.count - 1} * segments.length, problem.tokens) << "no segment is empty";
+        }
+    }
+}
+
+TEST(SelectiveTurns, FillTheLastWave) {
+    SplitProblem problem{.sequences = 8, .tokens = 2048, .packed = false, .states = 5120 * 16, .parts = 1};
+    const auto count = [&](i64 blocks, int wanted = 0) { return split_in_turns(problem, blocks, 396, wanted).count; };
+    EXPECT_EQ(count(396), 1) << "blocks would wait for each other";
+    EXPECT_EQ(count(396, 4), 1);
+    EXPECT_EQ(count(20000), 1) << "little is idle at the end";
+    EXPECT_GT(count(512), 2);
+    EXPECT_GT(count(1280), 2);
+    EXPECT_EQ(count(1280, 4), 4);
+    EXPECT_EQ(count(1280, 1), 1);
+    problem.tokens = 128;
+    EXPECT_EQ(count(512), 1) << "the counters cost a launch";
+}
+
 TEST(SelectivePieces, HasAConfigurationForEveryTransitionWithinTheSharedMemoryOfEveryGpu) {
     using enum Transition;
     for (const Transition transition : {exponential, zoh, bilinear, s7, rglru})

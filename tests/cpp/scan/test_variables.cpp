@@ -16,5 +16,14 @@ TEST(ScanVariables, PiecesOfLongSequences) {
                         std::string("error: GDN_SCAN_PIECES: expected auto, or a number from 1 to 128, got \"") + text + "\"");
 }
 
+TEST(ScanVariables, Turns) {
+    const auto turns = [](const char* text) {
+        return in_child({{"GDN_SCAN_TURNS", text}}, [] { return std::to_string(scan::kTurnsVariable.value()); }).value;
+    };
+    EXPECT_EQ(turns("auto"), "0");
+    EXPECT_EQ(turns("4"), "4");
+    EXPECT_CONTAINS(turns("129"), "error: GDN_SCAN_TURNS: expected auto, or a number from 1 to 128, got \"129\"");
+}
+
 }  // namespace
 }  // namespace gdn_cuda::test

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(SelectiveBackwardConfig::kThreads, kBlocksPerM
     const int blocks_of_span = static_cast<int>(ceil_div(args.channels_per_span, kConfig.channels_per_block()));
     const int inside = blockIdx.x % blocks_of_span * kConfig.channels_per_block();
     const Span whole = span_of(in.cu_seqlens, sequence, in.length);
-    const int segment = blockIdx.z;
+    const int segment = args.turns.taken() ? gridDim.z - 1 - blockIdx.z : blockIdx.z;
     const Span span = segment_span(args.segments, whole, segment);
     const BackwardPlace place{
         .channel = static_cast<int>(blockIdx.x) / blocks_of_span * args.channels_per_span + inside,

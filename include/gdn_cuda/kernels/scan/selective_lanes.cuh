@@ -5,17 +5,18 @@
 // A block of 128 threads iterates over the tiles of a sequence, for 4 to 16 channels. A lane has 8 or 16 consecutive tokens of
 // a channel and keeps their steps, inputs and Σ C x in registers. For each state it computes decays and drives of its tokens
 // and the state that they make of zero; a scan over the channel's lanes gives the state before each lane's tokens, and the lane
-// advances it through them. B and C of the tile are in shared memory, 16 states at a time. Loads of the next 16, and of the
-// next tile, are in flight meanwhile.
+// advances it through them. B and C of the tile are in shared memory, 8 or 16 states at a time. Loads of the next ones, and of
+// the next tile, are in flight meanwhile. Where there are more blocks than fit the GPU together, blocks of a sequence take
+// turns at segments of it (Turns, in selective/inputs.cuh).
 //
 // The state before a tile decays over the tile by the exponential of the sum of its steps, so rounding does not add up.
 //
-// Bound: instruction issue and the special function unit, whose 18 exponentials (8 cycles of a scheduler each) and 147
-// instructions are a state's updates of 16 tokens on each of 8 lanes. Measured (docs/benchmarks/scan.md), that is 13 % faster
-// than scan/selective_forward for 64 states, and with 8 tokens on each of 32 lanes 36 % for 1536 channels of 512 tokens; for
-// 5120 channels of 16 states 7 to 25 % slower.
+// Bound: instruction issue and the special function unit, whose 18 exponentials (8 cycles of a scheduler each) and 142
+// instructions are a state's updates of 16 tokens on each of 8 lanes. Measured with 64 states (8×5120×2048), 68 % of the cycles
+// issued, and the exponentials alone take 62 % (docs/benchmarks/scan.md).
 #pragma once
 
+#include <gdn_cuda/kernels/common/counters.cuh>
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/common/raw_vector.cuh>
@@ -31,7 +32,7 @@ struct SelectiveLanes {
     using Poles = Pole<Transition::exponential, false>;
     using Vector = RawVector<8, true>;
     using InFlight = typename Shared::InFlight;
-    static constexpr int kLanes = kConfig.lanes, kTokens = kConfig.tokens, kTile = kConfig.tile(), kGroup = Config::kGroup;
+    static constexpr int kLanes = kConfig.lanes, kTokens = kConfig.tokens, kTile = kConfig.tile(), kGroup = kConfig.group;
     static constexpr int kThreads = kConfig.threads(), kChannels = kConfig.channels(), kAtOnce = kConfig.at_once,
                          kVectors = kTokens / 8;
     static constexpr int kStride = 32 / kLanes;  // a channel's lanes are so far apart: adjacent lanes read the same B and C
@@ -270,24 +271,35 @@ struct SelectiveLanes {
         const float bias = is_channel && in.delta_bias != nullptr ? in.delta_bias[first_channel + channel] : 0.f,
                     D = is_channel && in.D != nullptr ? in.D[first_channel + channel] : 0.f;
         own_coefficients[0] = coefficients(in.B), own_coefficients[1] = coefficients(in.C);
-        fetch(shared.u[0], in.u, 0);
-        fetch(shared.delta, in.delta, 0);
-        fetch_coefficients(0, 0);
+        const int segment = blockIdx.z, begin = segment * args.segments.length;
+        const int end = segment + 1 == args.segments.count ? in.length : begin + args.segments.length;
+        fetch(shared.u[begin / kTile & 1], in.u, begin);
+        fetch(shared.delta, in.delta, begin);
+        fetch_coefficients(begin, 0);
         cp_async_fence();
-        const i64 row = static_cast<i64>(sequence) * in.dim + first_channel;
+        const i64 row = static_cast<i64>(sequence) * in.dim + first_channel, rows = static_cast<i64>(in.sequences) * in.dim;
+        const auto* initial = static_cast<const float*>(in.initial_state);
+        const auto turn = [&](int segment) {
+            return args.turns.done + (static_cast<i64>(segment) * in.sequences + sequence) * gridDim.x + blockIdx.x;
+        };
+        if (segment > 0) {
+            initial = static_cast<const float*>(args.turns.states) + segment * rows * in.state_size;
+            if (threadIdx.x == 0) wait_for_count(turn(segment), args.turns.wanted);
+            __syncthreads();
+        }
 #pragma unroll 1
         for (int group = 0; group < in.state_size; group += kGroup)
 #pragma unroll
             for (int i = threadIdx.x; i < kGroup * kChannels; i += kThreads) {
                 const int n = group + i % kGroup, c = i / kGroup;
                 const bool is_state = n < in.state_size && c < channels;
-                const auto *A = static_cast<const float*>(in.A.data), *x = static_cast<const float*>(in.initial_state);
+                const auto* A = static_cast<const float*>(in.A.data);
                 shared.rates[n][c] = is_state ? A[(first_channel + c) * in.A.group + n * in.A.n] * kLog2e : 0.f;
-                shared.states[n][c] = is_state && x != nullptr ? x[(row + c) * in.state_size + n] : 0.f;
+                shared.states[n][c] = is_state && initial != nullptr ? initial[(row + c) * in.state_size + n] : 0.f;
             }
-        int tile = 0, first = 0;
+        int tile = begin, first = 0;
 #pragma unroll 1
-        while (tile < in.length) {
+        while (tile < end) {
             const bool is_last = first + kGroup >= in.state_size;
             const int next_tile = is_last ? tile + kTile : tile, next_first = is_last ? 0 : first + kGroup;
             cp_async_wait<0>();
@@ -296,7 +308,7 @@ struct SelectiveLanes {
             put_coefficients();
             if (is_last && in.z.data != nullptr) fetch(shared.z, in.z, tile);
             cp_async_fence();
-            if (next_tile < in.length) {
+            if (next_tile < end) {
                 if (is_last) {
                     fetch(shared.u[next_tile / kTile & 1], in.u, next_tile);
                     fetch(shared.delta, in.delta, next_tile);
@@ -317,9 +329,16 @@ struct SelectiveLanes {
             tile = next_tile, first = next_first;
         }
         __syncthreads();
+        const int next = opaque(static_cast<int>(blockIdx.z)) + 1;  // recomputed, as registers are short above
+        const bool is_last_segment = next == args.segments.count;
+        float* const last = is_last_segment ? static_cast<float*>(args.last_state)
+                                            : static_cast<float*>(args.turns.states) + next * rows * in.state_size;
 #pragma unroll 1
         for (int i = threadIdx.x; i < in.state_size * channels; i += kThreads)
-            static_cast<float*>(args.last_state)[row * in.state_size + i] = shared.states[i % in.state_size][i / in.state_size];
+            last[row * in.state_size + i] = shared.states[i % in.state_size][i / in.state_size];
+        if (is_last_segment) return;
+        __syncthreads();
+        if (threadIdx.x == 0) red_release(turn(next));
     }
 };
 
@@ -329,19 +348,19 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multipro
     selective_lanes(const __grid_constant__ SelectiveLanesArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<SelectiveLanesSharedPlan<kConfig>*>(memory);
-    using Block = SelectiveLanes<kConfig>;
-    constexpr int kChannels = kConfig.channels();
+    constexpr int kChannels = kConfig.channels(), kStride = 32 / kConfig.lanes;
     const int blocks_per_span = (args.span + kChannels - 1) / kChannels;
     const int block = blockIdx.x, inside = block % blocks_per_span * kChannels;
     const int thread = threadIdx.x % 32, warp = threadIdx.x / 32;
-    Block{.args = args,
-          .in = args.in,
-          .shared = shared,
-          .sequence = static_cast<int>(blockIdx.y),
-          .first_channel = block / blocks_per_span * args.span + inside,
-          .channels = min(args.span - inside, kChannels),
-          .channel = warp * Block::kStride + thread % Block::kStride,
-          .lane = thread / Block::kStride}
+    // Opaque, so that channel and lane are kept, not recomputed for every state.
+    SelectiveLanes<kConfig>{.args = args,
+                            .in = args.in,
+                            .shared = shared,
+                            .sequence = static_cast<int>(blockIdx.y),
+                            .first_channel = block / blocks_per_span * args.span + inside,
+                            .channels = min(args.span - inside, kChannels),
+                            .channel = opaque(warp * kStride + thread % kStride),
+                            .lane = opaque(thread / kStride)}
         .run();
 }
 

@@ -41,6 +41,17 @@ struct SegmentMaps {
     void *ends = nullptr, *products = nullptr;
 };
 
+// Segments of a sequence taken in turn by blocks of one launch, so that its blocks are many and short and fill the last wave:
+// each block hands its states on to that of the next segment, in reverse their gradients. A block waits only for one before it
+// in the grid, and every GPU seen so far dispatches a grid's blocks in order.
+struct Turns {
+    unsigned* done = nullptr;  // (segments, sequences, blocks of a sequence): how often they have been handed on
+    unsigned wanted = 0;       // so often in this launch; 0: blocks take no turns
+    void* states = nullptr;    // (segments, sequences, dim, N) in A's dtype: for each segment
+
+    GDN_HOST_DEVICE bool taken() const { return wanted != 0; }
+};
+
 // What a block works on: channels of one group of B and C, in one sequence or segment.
 struct SelectivePlace {
     int channel, channels;  // the first channel, and how many of the block's channels exist

@@ -88,11 +88,13 @@ struct SelectiveBackwardArgs {
     // Otherwise elements are read and written one by one.
     bool rows_are_vectors = false, coefficients_are_vectors = false;
     ChannelRows grad_out;
-    // (chunks, dim, N); (sequences, dim, N) or null, with several segments (segments, sequences, dim, N): after each segment.
+    // (chunks, dim, N); (sequences, dim, N) or null, with several segments without turns (segments, sequences, dim, N): after
+    // each segment.
     const void *states = nullptr, *grad_last_state = nullptr;
     ChannelRows du, ddelta, dz, ddelta_a;
     void* dinitial_state = nullptr;
     Segments segments;
+    Turns turns;
     // Sums over the tokens of a segment: (segments, sequences, dim, N) and (segments, sequences, dim).
     float *dA = nullptr, *dB_constant = nullptr, *dC_constant = nullptr, *dD = nullptr, *ddelta_bias = nullptr;
     // Sums over the channels of a block: (partials of a group, rows, groups, length, columns); null for constant B or C.

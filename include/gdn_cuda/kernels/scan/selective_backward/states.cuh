@@ -3,6 +3,7 @@
 // and C.
 #pragma once
 
+#include <gdn_cuda/kernels/common/counters.cuh>
 #include <gdn_cuda/kernels/scan/selective_backward/block.cuh>
 
 namespace gdn_cuda::scan {
@@ -36,6 +37,21 @@ struct BackwardStates : BackwardBlock<kConfig> {
     __device__ __forceinline__ i64 row_of(i64 row, int channel) const {
         return (row * in.dim + place.channel + channel) * in.state_size;
     }
+    // The gradients of the states after the segment.
+    __device__ __forceinline__ const Number* after_segment() const {
+        const bool is_last = place.segment + 1 == args.segments.count;
+        const i64 row = args.turns.taken() && is_last ? place.sequence : this->segment_row();
+        const void* from = args.turns.taken() && !is_last ? args.turns.states : args.grad_last_state;
+        return from == nullptr ? nullptr : static_cast<const Number*>(from) + row * in.dim * in.state_size;
+    }
+    __device__ __forceinline__ unsigned* turn(int segment) const {
+        return args.turns.done + (static_cast<i64>(segment) * in.sequences + place.sequence) * gridDim.x + blockIdx.x;
+    }
+    __device__ __forceinline__ void wait_for_turn() const {
+        if (!args.turns.taken() || place.segment + 1 == args.segments.count) return;
+        if (threadIdx.x == 0) wait_for_count(turn(place.segment + 1), args.turns.wanted);
+        __syncthreads();
+    }
     __device__ __forceinline__ void begin(Own& own) const {
         Number padding{};
         if constexpr (kIsRglru) padding = 0.5f;  // its logarithm is finite
@@ -48,10 +64,11 @@ struct BackwardStates : BackwardBlock<kConfig> {
         LaneValues B, C;
 #pragma unroll
         for (int s = 0; s < kStates; ++s) B[s] = C[s] = Number{};
-        const auto* last = static_cast<const Number*>(args.grad_last_state);
+        wait_for_turn();
+        const Number* const last = after_segment();
         each_state([&](int s, int channel, int n) {
             own.poles[s] = Poles::of(constant_number<Number>(in.A, place.channel + channel, n));
-            if (last != nullptr) own.carry[s] = last[row_of(this->segment_row(), channel) + n];
+            if (last != nullptr) own.carry[s] = last[row_of(0, channel) + n];
             if constexpr (!kConfig.only_varying) {
                 if (!in.B.varies) B[s] = constant_number<Number>(in.B, place.channel + channel, n);
                 if (!in.C.varies) C[s] = constant_number<Number>(in.C, place.channel + channel, n);
@@ -101,11 +118,17 @@ struct BackwardStates : BackwardBlock<kConfig> {
             reinterpret_cast<Number*>(args.dA)[row + n] = dpole;
             if (args.dinitial_state != nullptr && place.segment == 0)
                 static_cast<Number*>(args.dinitial_state)[row_of(place.sequence, channel) + n] = own.carry[s];
+            if (args.turns.taken() && place.segment > 0)
+                static_cast<Number*>(args.turns.states)[row_of(this->segment_row() - in.sequences, channel) + n] = own.carry[s];
             if constexpr (!kConfig.only_varying) {
                 if (!in.B.varies) reinterpret_cast<Number*>(args.dB_constant)[row + n] = dB[s];
                 if (!in.C.varies) reinterpret_cast<Number*>(args.dC_constant)[row + n] = dC[s];
             }
         });
+        if (args.turns.taken() && place.segment > 0) {
+            __syncthreads();
+            if (threadIdx.x == 0) red_release(turn(place.segment));
+        }
     }
 };
 

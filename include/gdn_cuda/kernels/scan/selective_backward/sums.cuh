@@ -77,22 +77,31 @@ struct BackwardSums : BackwardBlock<kConfig> {
         const i64 row = (static_cast<i64>(partial) * args.rows + (place.batch - args.first_row)) * coefficients.groups + group;
         return (is_B ? args.dB : args.dC) + (row * in.length + place.start) * kColumns;
     }
-    // After all warps have written sub-tile k, one of them adds it up. With two buffers the other warps write the second
-    // meanwhile; they reach the first again only after the next barrier.
+    // After all warps have written sub-tile k, it is added up. With two buffers one warp does so, while the others write the
+    // second; they reach the first again only after the next barrier. With one all would wait for it, so each adds up a part.
     __device__ __forceinline__ void over_warps(int k, int token, int tokens, int warp) const {
         __syncthreads();
-        if (adds_up(k, warp)) add_up(k, token, tokens);
-        if (kConfig.buffers() == 1) __syncthreads();
+        if constexpr (kConfig.buffers() == 1) {
+            add_up<Config::kThreads>(k, token, tokens);
+            __syncthreads();
+        } else {
+            if (adds_up(k, warp)) add_up<32>(k, token, tokens);
+        }
     }
-    // Adds up sub-tile k over the warps and writes it to global memory. A lane writes contiguous sums of B or of C.
+    // Adds up sub-tile k over the warps and writes it to global memory, by kAdders consecutive threads. A thread writes
+    // contiguous sums of B or of C.
+    template <unsigned kAdders>
     __device__ __forceinline__ void add_up(int k, int token, int tokens) const {
-        constexpr unsigned kFloatsPerTensor = kTokens * kColumns, kFloats = 2 * kFloatsPerTensor,
-                           kVector = kFloats < 128 ? kFloats / 32 : 4;
+        constexpr unsigned kFloatsPerTensor = kTokens * kColumns, kFloats = 2 * kFloatsPerTensor, kEach = kFloats / kAdders,
+                           kVector = kEach < 1   ? 1
+                                     : kEach < 4 ? kEach
+                                                 : 4;
         static_assert(kFloats % (32 * kVector) == 0);
 #pragma unroll
-        for (unsigned i = 0; i < kFloats; i += 32 * kVector) {
-            const unsigned at = i + recomputed_thread() % 32 * kVector, which = at / kFloatsPerTensor,
+        for (unsigned i = 0; i < kFloats; i += kAdders * kVector) {
+            const unsigned at = i + recomputed_thread() % kAdders * kVector, which = at / kFloatsPerTensor,
                            inside = at % kFloatsPerTensor;
+            if (kEach < 1 && at >= kFloats) continue;
             auto* to = reinterpret_cast<float*>(global(reinterpret_cast<char*>(shared.partial[which])));
             const bool is_constant = !kConfig.only_varying && to == nullptr;
             if (is_constant || static_cast<int>(inside) >= tokens * kColumns) continue;
