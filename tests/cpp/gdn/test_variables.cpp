@@ -1,4 +1,5 @@
-// The family's environment variables.
+// Environment variables of GDN.
+#include "families/common/code_step.hpp"
 #include "families/gdn/variables.hpp"
 #include "support.hpp"
 

@@ -35,7 +35,7 @@ struct ReplayStepConfig {
     // Blocks per SM, for which registers are limited: with many tokens as many as shared memory has room for, or less where
     // registers would spill.
     GDN_HOST_DEVICE constexpr int blocks_at_least() const {
-        if (codes()) return tokens > 1 ? (states > 128 ? 2 : 3) : states > 128 ? 4 : states > 64 ? 5 : 6;
+        if (codes()) return tokens > 1 ? (states > 128 ? 2 : 3) : states > 64 ? 4 : 5;
         if (tokens == 1) return 4;
         if (io == DType::f32) return bytes_of(state) == 2 && states > 64 ? 2 : 3;
         return states == 64 ? 3 : 4;
