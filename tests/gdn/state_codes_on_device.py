@@ -39,12 +39,13 @@ def coded(states: Tensor) -> tuple[Tensor, Tensor]:
 
 def is_rounded(codes: Tensor, scales: Tensor, expected: Tensor, *, pairs: bool = False) -> bool:
     """Whether codes and scales are those of `expected` within fp32's errors: half a step, scales of the largest. `pairs`:
-    within those of an update in pairs of fp16, a tenth of a step more."""
+    within those of an update in pairs of fp16. The sum, and the key and the factor of an update that is up to twice as large,
+    are rounded by 2^-11 each: 5 of these, 0.31 of a step, and 6 for a scale, whose inverse is rounded too."""
     groups = expected.double().reshape(*expected.shape[:-1], -1, GROUP)
     wanted = groups.abs().amax(-1) / 127
     error = (read(codes, scales) - expected).abs().reshape(groups.shape)
-    near = bool((error <= (0.6 if pairs else 0.51) * wanted[..., None] + 1e-35).all())
-    of_scale = 1.5e-3 if pairs else 1e-3
+    near = bool((error <= (0.82 if pairs else 0.51) * wanted[..., None] + 1e-35).all())
+    of_scale = 3e-3 if pairs else 1e-3
     return near and bool(((scales - wanted).abs() <= of_scale * wanted + 1e-35).all()) and int(codes.min()) >= -127
 
 

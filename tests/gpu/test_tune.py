@@ -19,6 +19,9 @@ from gdn_cuda.structured.measure_tune import Sums
 
 TUNABLES = measure.load().tunables
 SHAPES = {
+    "causal_conv1d_update": ("3x64x4", "300x8192x3"),
+    "chunked_forward": ("1x100x1x2x64x64", "1x4096x2x4x128x128", "2x3000x1x3x96x192"),
+    "fused_decode": ("1x2x4x64x128", "70x4x8x128x128", "300x2x2x256x96"),
     "selective_scan": ("1x3x5x7", "2x64x500x16", "4x2200x130x40"),
     "selective_state_update": ("1x3x5", "70x64x16", "300x129x128"),
     "simplified_scan": ("1x3x5", "2x5x5000", "1x64x20001"),

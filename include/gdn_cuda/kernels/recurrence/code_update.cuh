@@ -1,8 +1,9 @@
 // An update of int8 states by pairs of fp16: half the instructions of fp32's.
 //
 // A group is in a unit that follows its state and its update: that of its decayed scale, in which codes are exact, or, where
-// the update is 2^13 times larger, so much of that. Sums of codes and updates are rounded to fp16, 1/16 of a step at most, and
-// then to codes. Where any group of a warp is beyond 2^100, not finite, or below 2^-100 altogether, it takes fp32.
+// the update is 2^13 times larger, so much of that. The key, its factor and the sum are rounded to fp16, each by 1/16 of a step
+// at most where it is as large as the group's largest value, and the sum to a code. Where any group of a warp is beyond 2^100,
+// not finite, or below 2^-100 altogether, it takes fp32.
 #pragma once
 
 #include <gdn_cuda/kernels/recurrence/code_pairs.cuh>
