@@ -1,7 +1,6 @@
 // conv/hyena_long_backward and conv/hyena_long_states on the host: configurations and launches.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <gdn_cuda/kernels/conv/hyena_long/backward_plan.cuh>
 #include <string>
@@ -84,9 +83,7 @@ struct HyenaLongBackward {
     }
     static bool takes_columns(HyenaLongProblem problem, const jit::DeviceTraits& device) {
         return problem.columns && problem.states <= kHyenaGroup &&
-               std::max(shared_bytes(hyena_long_backward_config(problem)),
-                        HyenaLongStates::shared_bytes(hyena_long_states_config(problem, false))) <=
-                   device.shared_bytes_per_block;
+               shared_bytes(hyena_long_backward_config(problem)) <= device.shared_bytes_per_block;
     }
     static void run(const HyenaLongProblem& problem, const Args& args, const Target& target) {
         if (args.forward.batches == 0 || args.forward.channels == 0) return;

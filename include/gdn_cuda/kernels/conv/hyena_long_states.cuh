@@ -3,8 +3,8 @@
 // A warp iterates over its segment of one channel's tokens in tiles of 512 and carries the states, starting from zeros
 // (hyena_long/state_products.cuh). Forward, it writes the states before every tile and those after the segment. Reversed, it
 // starts at the end, carries the gradients of the states, and writes those before the segment; this is launched only if a
-// channel's tokens are split among warps. If channels are contiguous in memory, the 8 or 16 warps of a block have adjacent
-// channels, those of a whole sector of 32 bytes.
+// channel's tokens are split among warps. If channels are contiguous in memory, the warps of a block have adjacent channels,
+// as in conv/hyena_long_backward.
 //
 // Bound: memory, 4 bytes a token in bf16 (x1 and v, or the gradient of y and x2) and S / 128 for the states.
 #pragma once
@@ -14,10 +14,9 @@
 
 namespace gdn_cuda::conv {
 
-// !exists: a warp without a channel computes with another channel's parameters, and writes nothing.
 template <HyenaLongStatesConfig kConfig>
 __device__ __forceinline__ void compute_states(const HyenaLongBackwardArgs& args, HyenaLongStatesShared<kConfig>& shared,
-                                               const auto& access, const HyenaSegment& segment, bool exists) {
+                                               const auto& access, const HyenaSegment& segment) {
     constexpr int kParts = kConfig.parts(), kStep = kConfig.reversed ? -kTileTokens : kTileTokens;
     const HyenaLongArgs& forward = args.forward;
     const int lane = lane_of_warp(), S = forward.states, tiles = (segment.end - segment.first + kTileTokens - 1) / kTileTokens;
@@ -27,7 +26,7 @@ __device__ __forceinline__ void compute_states(const HyenaLongBackwardArgs& args
     const HyenaPoles poles(forward, segment.column);
     LaneStates carried[kConfig.groups] = {};
     const auto write = [&](float* to) {
-        if (row_of_lane() != 0 || !exists) return;
+        if (row_of_lane() != 0) return;
 #pragma unroll
         for (int group = 0; group < kConfig.groups; ++group)
             for_states(group, S, [&](int eight, int i, int state) { to[state] = carried[group][eight][i]; });
@@ -78,19 +77,17 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_of_sm())
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<HyenaLongStatesSharedPlan<kConfig>*>(memory);
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    HyenaSegment segment = hyena_segment<kConfig.columns, kConfig.warps()>(args.forward);
+    const HyenaSegment segment = hyena_segment<kConfig.columns, kConfig.warps()>(args.forward);
     if (!segment.exists(args.forward)) return;
     if constexpr (kConfig.columns) {
         const HyenaTileColumns<T, kConfig.warps()> access{shared, segment.batch, segment.column - warp, args.forward.channels,
                                                           segment.end};
-        const bool exists = segment.column < args.forward.channels;
-        segment.column = min(segment.column, args.forward.channels - 1);
-        compute_states<kConfig>(args, shared.warps[warp], access, segment, exists);
+        compute_states<kConfig>(args, shared.warps[warp], access, segment);
     } else {
         auto& nowhere =
             reinterpret_cast<HyenaStage<kTileTokens>&>(shared.warps[warp]);  // only stores use it, and this kernel has none
         const HyenaTileRows<T> access{nowhere, segment.batch, segment.column, segment.end, args.forward.vectors};
-        compute_states<kConfig>(args, shared.warps[warp], access, segment, true);
+        compute_states<kConfig>(args, shared.warps[warp], access, segment);
     }
 }
 

@@ -43,11 +43,11 @@ struct HyenaLongStatesConfig {
 
     GDN_HOST_DEVICE constexpr int parts() const { return io == DType::f32 ? 3 : 2; }
     GDN_HOST_DEVICE constexpr int warps() const {
-        if (columns) return hyena_columns(io, true);
+        if (columns) return hyena_columns(io, false);
         return groups > 1 ? 2 : 4;
     }
     GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps(); }
-    GDN_HOST_DEVICE constexpr int blocks_of_sm() const { return columns ? 1 : io == DType::f32 ? 2 : 3; }
+    GDN_HOST_DEVICE constexpr int blocks_of_sm() const { return columns || io == DType::f32 ? 2 : 3; }
 };
 
 // Arguments of both kernels. A segment is the tokens of a warp: (batch, channel, segment). fp32 arrays are contiguous.
