@@ -25,7 +25,7 @@ def test_kernels_compile_with_nvcc(tmp_path: Path) -> None:
     work = list({each.kernel: each for each in reversed(representatives(HOPPER))}.values())  # the plainest ones: nvcc is slow
     work = work if EVERY else work[::12]
     with KeepingChild(tmp_path, GDN_JIT_USE_NVCC="1") as child:
-        check_compiled(work, child.compile(work, HOPPER), may_spill=True)
+        check_compiled(work, child.compile(work, HOPPER), may_spill={each.kernel for each in work})
 
 
 def is_cuda12(nvidia: Path) -> bool:
@@ -73,6 +73,9 @@ def cuda12(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "nvidia"
 
 
+SPILLED_BY_CUDA_12 = {"ssd/prefill_mma"}  # 332 bytes with 256 states in fp16, on Hopper, which has ssd/prefill
+
+
 def test_kernels_compile_with_cuda_12(cuda12: Path, tmp_path: Path) -> None:
     """Compiles a twelfth of the kernels for Hopper, and gdn/prefill, which needs most of a compiler; an eighteenth for the
     newest GPUs."""
@@ -81,6 +84,6 @@ def test_kernels_compile_with_cuda_12(cuda12: Path, tmp_path: Path) -> None:
             listed = list({each.kernel: each for each in representatives(arch)}.values())
             work = [each for i, each in enumerate(listed) if EVERY or i % every == 0 or each.kernel == "gdn/prefill"]
             made = child.compile(work, arch)
-            check_compiled(work, made)
+            check_compiled(work, made, may_spill=SPILLED_BY_CUDA_12)
             used = [found for what, found in made.findings.items() if found and ("NVRTC" in what or "CUDA headers" in what)]
             assert len(used) >= 2 and all(Path(found).is_relative_to(cuda12) for found in used), made.findings

@@ -41,7 +41,7 @@ struct SelectiveStepCodes {
                    aligned(columns.values.data, columns.sequence, columns.group);
         };
         const bool fits = args.scales != nullptr && args.tokens == 1 && args.columns == 128 && args.in_place && args.tied &&
-                          bytes_of(io) == 2 && args.dim % CodeStepConfig::kTileRows == 0 &&
+                          bytes_of(io) == 2 && args.dim > 0 && args.dim % CodeStepConfig::kTileRows == 0 &&
                           args.dim <= CodeStepConfig::kMostTiles * CodeStepConfig::kTileRows &&
                           args.group_rows % args.dim == 0 && by_row(args.x) && by_row(args.out) &&
                           (args.z.values.data == nullptr || by_row(args.z)) && by_column(args.B) && by_column(args.C) &&

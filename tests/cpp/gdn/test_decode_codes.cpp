@@ -48,19 +48,21 @@ TEST(DecodeCodesHeuristic, WarpsTakeAllRows) {
         DecodeProblem problem = problem_of(random.size(4096));
         problem.heads = static_cast<int>(random.size(96));
         problem.dv = 16 * static_cast<int>(random.size(16));
-        const DecodeCodesConfig config = kDecodeCodesConfigurations[0];
-        const DecodeCodesGrid grid = decode_codes_grid(problem, config, random.one_of({46, 108, 132, 160}));
-        ASSERT_EQ(grid.tiles << grid.part_bits, problem.dv / 16);
-        ASSERT_LE(grid.tiles, DecodeCodesConfig::kMostTiles);
-        ASSERT_GE(grid.blocks, 1);
-        ASSERT_LE(grid.blocks, ceil_div(grid.units, DecodeCodesConfig::kWarps)) << "a block without a unit";
+        const CodeStepUnits all = code_step_units(kDecodeCodesConfigurations[0], problem.sequences, problem.heads, problem.dv,
+                                                  1, random.one_of({46, 108, 132, 160}));
+        const i64 blocks = code_step_blocks(all)[0];
+        ASSERT_EQ(all.tiles << all.part_bits, problem.dv / 16);
+        ASSERT_EQ(all.units, problem.sequences * problem.heads << all.part_bits);
+        ASSERT_EQ(i64{all.sequences_ahead} * all.columns + all.columns_ahead, blocks * CodeStepConfig::kWarps);
+        ASSERT_GE(blocks, 1);
+        ASSERT_LE(blocks, ceil_div(all.units, CodeStepConfig::kWarps)) << "a block without a unit";
     }
 }
 
 TEST(DecodeCodesHeuristic, FitsEveryGpu) {
-    for (const DecodeCodesConfig& config : kDecodeCodesConfigurations) {
+    for (const CodeStepConfig& config : kDecodeCodesConfigurations) {
         EXPECT_LE(DecodeCodes::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);
-        EXPECT_EQ(from_text<DecodeCodesConfig>(to_text(config)), config);
+        EXPECT_EQ(from_text<CodeStepConfig>(to_text(config)), config);
     }
 }
 
