@@ -77,7 +77,7 @@ FIGURES = {
     "GDN prefill, one sequence of 8192 tokens": ("prefill", "1×8192 16/32"),
     "GDN prefill, 8 sequences of 4096 tokens": ("prefill", "8×4096 16/32"),
     "GDN decode, 64 sequences, states in bf16": ("decode", "16/32 B=64"),
-    "Mamba's scan, backward, 8×5120×2048": ("scan", "8×5120×2048"),
+    "Mamba's scan, backward, 8×5120×2048": ("scan", "8×5120×2048 backward"),
 }
 
 
