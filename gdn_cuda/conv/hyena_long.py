@@ -145,7 +145,7 @@ def _measured(device: str) -> Iterator[Case]:
             (64, torch.bfloat16, True),
             (64, torch.bfloat16, False),
         ):
-            kind = f"{'tokens' if tokens_first else 'channels'} neighbours"
+            kind = f"{'tokens' if tokens_first else 'channels'} contiguous"
             name = f"{'×'.join(map(str, shape))} {kind}, {states} poles, {str(dtype).removeprefix('torch.')}"
             for backward in (False, True):
                 work = partial(_work, device, shape, states, dtype, tokens_first, backward)

@@ -141,7 +141,7 @@ def _measured(device: str) -> Iterator[Case]:
             (128, torch.float32, False),
             (1024, torch.bfloat16, True),
         ):
-            kind = f"{'tokens' if tokens_first else 'channels'} neighbours"
+            kind = f"{'tokens' if tokens_first else 'channels'} contiguous"
             name = f"{'×'.join(map(str, shape))} {kind}, {taps} taps, {str(dtype).removeprefix('torch.')}"
             for backward in (False, True):
                 work = partial(_work, device, shape, taps, dtype, tokens_first, backward)

@@ -140,7 +140,7 @@ def _measured(device: str) -> Iterator[Case]:
     for shape in GPU_SHAPES if device == "cuda" else CPU_SHAPES:
         for taps in (7, 32):
             for tokens_first in (True, False):
-                kind = f"{'tokens' if tokens_first else 'channels'} neighbours"
+                kind = f"{'tokens' if tokens_first else 'channels'} contiguous"
                 name = f"{'×'.join(map(str, shape))} {kind}, {taps} taps"
                 for backward in (False, True):
                     work = partial(_work, device, shape, taps, tokens_first, backward)

@@ -33,9 +33,9 @@ struct ChunkedPolicy {
 
     // Chained segments. The step of a chain: the product of a state and a segment's M. From the times of whole calls.
     double chain_step_ns[3] = {0, 2200, 4200};
-    // What it adds to a chunk to cache T and P. A chunk of a pass that reads them, from the times of whole calls (one sequence
-    // of 32768 tokens with 2/4 heads takes 159 us in 16 segments of 64 rows, 182 in 32 of 128), and what it adds where there
-    // are `many_cached_words` (1x32768 8/16).
+    // What it adds to a chunk to cache T and P; a chunk of a pass that reads them, from the times of whole calls (1x32768 2/4
+    // takes 159 us in 16 segments of 64 rows, 182 in 32 of 128); and what it adds where there are `many_cached_words` (1x32768
+    // 8/16).
     double store_chunk_ns = 250, cached_chunk_ns[3] = {0, 1150, 1700}, many_cached_chunk_ns = 200;
     i64 many_cached_words = i64{40} << 20;  // 160 MB
     i64 most_cached_words = i64{1} << 26;   // 256 MB; beyond, every pass computes T and P

@@ -73,7 +73,7 @@ struct CodesFetch {
     unsigned stage = 0;
     bool exists;  // the slot
     const signed char* codes;
-    const float* scales;  // of rows g and g + 8, for lanes t = 0 and 1
+    const float* scales;  // those of rows g and g + 8, for lanes t = 0 and 1
 
     __device__ __forceinline__ CodesFetch(typename Shared::Warp& shared, const Args& args, const CodesUnit<kConfig>& first,
                                           int count)

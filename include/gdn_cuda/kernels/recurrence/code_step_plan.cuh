@@ -29,7 +29,7 @@ struct CodeStepSharedPlan {
         unsigned char bytes[16];
     };
     struct Stage {
-        Vector codes[2][kConfig.vectors()][32];  // of rows g and g + 8: each lane's own
+        Vector codes[2][kConfig.vectors()][32];  // rows g and g + 8: each lane's own
         alignas(16) float scales[CodeStepConfig::kTileRows][kConfig.groups()];
     };
     static constexpr int kRowVectors = CodeStepConfig::kMostTiles * CodeStepConfig::kTileRows / 8;

@@ -50,7 +50,7 @@ struct SelectiveLanesArgs {
     ChannelRows out;
     void* last_state = nullptr;  // (sequence, channel, n)
     void* states = nullptr;      // (chunk, channel, n), the state before each chunk; null: not kept
-    Segments segments;           // of whole tiles, in turns
+    Segments segments;           // whole tiles, taken in turns
     Turns turns;
     DType io = DType::bf16;
     bool input_times_delta = true;  // false: dirac
