@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ I8 = torch.int8
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
-class Server:
+class Server(ABC):
     """Sequences in slots of a pool. `verify` runs tokens and checks outputs, `accept` sets how many of them are accepted."""
 
     rows: ClassVar[str]  # the argument whose shape is the output's
@@ -62,12 +63,12 @@ class Server:
             pool *= self.scales.cpu().double().repeat_interleave(32, -1)
         return pool[self.slots.cpu().long()]
 
-    def tokens(self, *lead: int) -> dict[str, Tensor]:
-        raise NotImplementedError
+    @abstractmethod
+    def tokens(self, *lead: int) -> dict[str, Tensor]: ...
 
+    @abstractmethod
     def literal(self, state: Tensor, token: dict[str, Tensor], heads: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """A token's output, and the state after it, in fp64 on the CPU. A reset also clears infinities and NaN."""
-        raise NotImplementedError
 
     def arguments(self, tokens: dict[str, Tensor]) -> dict[str, Any]:
         given = {"state_pool": self.pool, **self.buffers._asdict(), "state_indices": self.slots}
@@ -158,9 +159,9 @@ class RingServer(Server):
         assert not self.buffers.pending[self.slots.long()].any()
         self.pending = [0] * len(self.pending)
 
+    @abstractmethod
     def commit_only(self, commit: Callable[..., Tensor]) -> Tensor:
         """Without a check of the pool."""
-        raise NotImplementedError
 
     def commit(self, commit: Callable[..., Tensor]) -> None:
         assert self.commit_only(commit) is self.pool

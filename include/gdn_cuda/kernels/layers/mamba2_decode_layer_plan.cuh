@@ -49,7 +49,7 @@ struct Mamba2LayerArgs {
 
     void* pool;  // (slots, heads, dim, N), each contiguous
     i64 pool_slot;
-    float* scales;  // of an int8 pool: (slots, heads, dim, N / 32), each slot contiguous
+    float* scales;  // an int8 pool's: (slots, heads, dim, N / 32), each slot contiguous
     i64 scales_slot;
     Tagged slots;  // (sequences,), of both pools; absent: sequence n has slot n
     i64 slots_sequence, slots_token;

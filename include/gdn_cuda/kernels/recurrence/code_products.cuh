@@ -65,7 +65,7 @@ struct CodeProducts {
                                                     const float (&scales)[2][kGroups]) {
         constexpr unsigned kStart[4] = {kMagicBits, kMagicBits, kMagicBits, kMagicBits};
         const int lane = threadIdx.x % 32, t = lane % 4, plane = lane / 4 % 4 == 3 ? Operand::kZeroPlane : lane / 4;
-        Vector<float, kGroups, true> weights;  // of columns 2 t
+        Vector<float, kGroups, true> weights;  // for columns 2 t
         weights.load(operand.weights[t]);
         sums[0] = sums[1] = 0.f;
 #pragma unroll

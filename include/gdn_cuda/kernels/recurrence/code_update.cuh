@@ -27,7 +27,7 @@ __device__ __forceinline__ unsigned larger_pair(unsigned a, unsigned b) {
     }
 }
 
-// 16 columns of a key, whose group the lane and its neighbour have, in a unit.
+// 16 columns of a key, in a unit; the lane and the adjacent one have a group together.
 struct CodeKey {
     unsigned pairs[8];
     float unit;

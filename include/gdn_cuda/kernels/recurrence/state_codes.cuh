@@ -61,7 +61,7 @@ __device__ __forceinline__ unsigned bias_codes(unsigned codes) {
     return codes ^ 0x80808080u;
 }
 // `exponent`: kCodeExponent, which opaque() keeps in a register, so that selectors are immediate operands.
-constexpr unsigned kCodeExponent = 0x4b000000u;  // of 2^23
+constexpr unsigned kCodeExponent = 0x4b000000u;  // that of 2^23
 __device__ __forceinline__ float code_of(unsigned biased, int i, unsigned exponent = kCodeExponent) {
     return __uint_as_float(__byte_perm(biased, exponent, 0x7440 | i)) - 8388736.f;
 }

@@ -147,7 +147,7 @@ struct SelectiveStepArgs {
 
     // scan/selective_step_tied alone:
     int row_steps;        // per block, no more than a row has lanes
-    float* scales;        // of int8 states: (slots, heads, dim, N / 32), each slot contiguous
+    float* scales;        // int8 states': (slots, heads, dim, N / 32), each slot contiguous
     i64 scales_slot = 0;  // stride
 };
 

@@ -18,7 +18,7 @@ __device__ __forceinline__ int part_vector_at(int row, int vector) {
 template <ReplayStepConfig kConfig>
 __device__ __forceinline__ void store_parts(ReplayStepSharedPlan<kConfig>& shared, const ReplayStepArgs& args, int length) {
     using Io = Storage<kConfig.io>;
-    constexpr int kColumns = kConfig.states / 32;  // of a lane
+    constexpr int kColumns = kConfig.states / 32;  // each lane has
     const int lane = threadIdx.x % 32, column = lane * kColumns;
 #pragma unroll 1
     for (int t = threadIdx.x / 32; t < length; t += ReplayStepConfig::kHeads) {
